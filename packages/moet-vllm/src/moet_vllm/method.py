@@ -1,0 +1,161 @@
+"""vLLM's expert method for rows of a codec: no checkpoint weights are ever allocated."""
+
+import time
+from typing import Any
+
+import torch
+from vllm.distributed import get_world_group
+from vllm.model_executor.layers.fused_moe.config import (
+    FUSED_MOE_UNQUANTIZED_CONFIG,
+    FusedMoEConfig,
+    FusedMoEQuantConfig,
+)
+from vllm.model_executor.layers.fused_moe.cpu_fused_moe import select_experts
+from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
+from vllm.platforms import current_platform
+
+import moet_kernels
+from moet_core.row import row_layout
+from moet_vllm import report
+from moet_vllm.config import MoetConfig
+from moet_vllm.formats import ExpertFormat
+from moet_vllm.staging import ExpertStaging
+
+__all__ = ["MoetExpertsMethod"]
+
+
+class MoetExpertsMethod(FusedMoEMethodBase):
+    """Serves the routed experts of one layer from a pool of rows.
+
+    The checkpoint's parameter names exist as empty parameters, so that every model's own
+    `load_weights` finds them; what is loaded into them goes to the staging area, which turns each
+    expert into its row as soon as the expert's last tensor has arrived.
+    """
+
+    def __init__(
+        self, moe: FusedMoEConfig, config: MoetConfig, source: ExpertFormat, dummy: bool
+    ) -> None:
+        super().__init__(moe)
+        self.config = config
+        self.source = source
+        self.dummy = dummy
+        self.moe_quant_config = FUSED_MOE_UNQUANTIZED_CONFIG
+
+    @property
+    def is_monolithic(self) -> bool:
+        # vLLM's CPU platform routes inside the experts' method; its routers need a GPU or a
+        # C++ compiler at run time.
+        return current_platform.is_cpu()
+
+    def get_fused_moe_quant_config(self, layer: torch.nn.Module) -> FusedMoEQuantConfig:
+        """Return the unquantised config: activations enter and leave in the model's dtype."""
+        return FUSED_MOE_UNQUANTIZED_CONFIG
+
+    def maybe_make_prepare_finalize(self, routing_tables: Any = None) -> None:
+        """Return None: there is no expert parallelism to prepare for."""
+
+    def create_weights(
+        self,
+        layer: Any,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Make the pool `[experts, row_bytes]` and the slot table `[experts]` of this layer."""
+        layout = row_layout(self.config.experts, hidden_size, intermediate_size_per_partition)
+        self.layout = layout
+        pool = torch.empty(num_experts, layout.row_bytes, dtype=torch.uint8)
+        layer.register_buffer("moet_pool", pool, persistent=False)
+        slots = torch.arange(num_experts, dtype=torch.int32)
+        layer.register_buffer("moet_slot_of", slots, persistent=False)
+        for matrix in ("w13", "w2"):
+            for suffix in (*self.source.needed, *self.source.ignored):
+                stub = torch.nn.Parameter(torch.empty(0), requires_grad=False)
+                stub.weight_loader = extra_weight_attrs["weight_loader"]  # type: ignore[attr-defined]
+                layer.register_parameter(f"{matrix}_{suffix}", stub)
+        parallel = self.moe.moe_parallel_config
+        self.staging = ExpertStaging(
+            layer.layer_name,
+            self.source,
+            layout,
+            pool,
+            zeros=self.config.zeros,
+            tp_rank=parallel.tp_rank,
+            tp_size=parallel.tp_size,
+        )
+        self.started = time.perf_counter()
+        report.expect_layer(layer.layer_name)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Check that every expert arrived; the last layer reports what was converted."""
+        if self.dummy:
+            self.staging.fill_random()
+        conversion = self.staging.finish()
+        world = get_world_group()
+        report.finish_layer(
+            layer.layer_name,
+            conversion,
+            rank=world.rank,
+            world=world.world_size,
+            tp_rank=self.moe.moe_parallel_config.tp_rank,
+            seconds=time.perf_counter() - self.started,
+        )
+
+    def apply(
+        self,
+        layer: Any,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        shared_experts: Any,
+        shared_experts_input: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Run the routed experts.
+
+        Args:
+            layer: the RoutedExperts layer.
+            x: `[tokens, hidden]`.
+            topk_weights: `[tokens, top_k]` float32.
+            topk_ids: `[tokens, top_k]` integers.
+            shared_experts: run by the caller, unused here.
+            shared_experts_input: unused here.
+
+        Returns:
+            `[tokens, hidden]` in the dtype of `x`, this tensor-parallel rank's partial sum.
+        """
+        return moet_kernels.experts(
+            x,
+            topk_weights,
+            topk_ids,
+            layer.moet_pool,
+            layer.moet_slot_of,
+            hidden=self.layout.hidden,
+            intermediate=self.layout.intermediate,
+            codec=self.config.experts,
+            swiglu_limit=layer.swiglu_limit,
+        )
+
+    def apply_monolithic(
+        self,
+        layer: Any,
+        x: torch.Tensor,
+        router_logits: torch.Tensor,
+        input_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Route with vLLM's own CPU routing, then run the routed experts."""
+        topk_weights, topk_ids = select_experts(
+            hidden_states=x,
+            router_logits=router_logits,
+            top_k=layer.top_k,
+            use_grouped_topk=layer.use_grouped_topk,
+            renormalize=layer.renormalize,
+            topk_group=layer.topk_group,
+            num_expert_group=layer.num_expert_group,
+            custom_routing_function=layer.custom_routing_function,
+            scoring_func=layer.scoring_func,
+            routed_scaling_factor=layer.routed_scaling_factor,
+            e_score_correction_bias=layer.e_score_correction_bias,
+        )
+        return self.apply(layer, x, topk_weights, topk_ids, None, None)

@@ -1,0 +1,156 @@
+"""Takes an expert's checkpoint tensors as they arrive and writes its row into the pool."""
+
+from typing import Any
+
+import torch
+
+from moet_core.errors import TensorError
+from moet_core.row import RowLayout
+from moet_kernels import encode
+from moet_vllm.formats import ExpertFormat
+from moet_vllm.report import Conversion
+
+__all__ = ["ExpertStaging"]
+
+MATRICES = {"w1": "gate", "w3": "up", "w2": "down"}
+
+
+class ExpertStaging:
+    """The experts of one layer while they load.
+
+    Holds a checkpoint tensor only until its expert is complete: with a checkpoint that stores
+    its experts one after the other that is one expert, never more than one layer.
+    """
+
+    def __init__(
+        self,
+        layer_name: str,
+        source: ExpertFormat,
+        layout: RowLayout,
+        pool: torch.Tensor,
+        *,
+        zeros: str,
+        tp_rank: int,
+        tp_size: int,
+    ) -> None:
+        self.layer_name = layer_name
+        self.source = source
+        self.layout = layout
+        self.pool = pool
+        self.zeros = zeros
+        self.tp_rank = tp_rank
+        self.tp_size = tp_size
+        self._waiting: dict[int, dict[tuple[str, str], torch.Tensor]] = {}
+        self._done: set[int] = set()
+        self._staged_bytes = 0
+        self._peak_staged_bytes = 0
+        self._source_bytes = 0
+
+    def load(self, parameter: str, shard_id: str, expert: int, tensor: torch.Tensor) -> None:
+        """Take one tensor.
+
+        Args:
+            parameter: name of vLLM's parameter, such as `...experts.w13_weight_scale`.
+            shard_id: "w1" (gate), "w3" (up) or "w2" (down).
+            expert: the expert's number in the checkpoint.
+            tensor: the whole tensor, not sharded.
+
+        Raises:
+            TensorError: an expert that was complete already, a tensor that came twice, or
+                content that cannot be converted.
+        """
+        suffix = parameter.rpartition(".")[2].partition("_")[2]
+        if suffix in self.source.ignored:
+            return
+        name = self._name(expert, shard_id, suffix)
+        if expert in self._done:
+            raise TensorError(
+                name,
+                wanted="each expert once, before serving",
+                got="one more tensor for an expert that is converted already",
+                advice="reloading weights of a running engine is not possible; restart it",
+            )
+        parts = self._waiting.setdefault(expert, {})
+        if (shard_id, suffix) in parts:
+            raise TensorError(name, wanted="one tensor of this name", got="a second one")
+        parts[shard_id, suffix] = tensor
+        self._staged_bytes += tensor.nbytes
+        self._peak_staged_bytes = max(self._peak_staged_bytes, self._staged_bytes)
+        if len(parts) == len(MATRICES) * len(self.source.needed):
+            self._convert(expert, self._waiting.pop(expert))
+
+    def fill_random(self) -> None:
+        """Give every expert random codes and moderate scales (`--load-format dummy`)."""
+        generator = torch.Generator(device=self.pool.device).manual_seed(0)
+        self.pool.random_(0, 256, generator=generator)
+        for start, length in self.layout.scale_sections:
+            scales = self.pool[:, start : start + length]
+            scales.random_(114, 119, generator=generator)
+        self._done = set(range(len(self.pool)))
+
+    def finish(self) -> Conversion:
+        """Check that every expert was converted and say what it came to.
+
+        Raises:
+            TensorError: names the first tensor that never arrived.
+        """
+        for expert in range(len(self.pool)):
+            if expert in self._done:
+                continue
+            parts = self._waiting.get(expert, {})
+            missing = [
+                self._name(expert, shard_id, suffix)
+                for shard_id in MATRICES
+                for suffix in self.source.needed
+                if (shard_id, suffix) not in parts
+            ]
+            raise TensorError(
+                missing[0],
+                wanted=f"all tensors of {len(self.pool)} experts",
+                got=f"{len(self._done)} complete experts; {len(missing)} tensors of expert "
+                f"{expert} are not in the checkpoint",
+                advice="a shard of the checkpoint is missing or incomplete; download it again",
+            )
+        layout = self.layout
+        experts = len(self.pool)
+        return Conversion(
+            experts=experts,
+            tensors=experts * len(MATRICES),
+            weights=experts * 3 * layout.hidden * layout.intermediate,
+            bytes_before=self._source_bytes // self.tp_size,
+            bytes_after=experts * layout.payload_bytes,
+            peak_staged_bytes=self._peak_staged_bytes,
+            bits_per_weight=layout.bits_per_weight,
+            codec=layout.codec,
+            source=self.source.source,
+        )
+
+    def _convert(self, expert: int, parts: dict[tuple[str, str], torch.Tensor]) -> None:
+        sources = {}
+        alternate = {}
+        for shard_id, matrix in MATRICES.items():
+            full = self._source(expert, shard_id, parts)
+            alternate[matrix] = encode.zeros_alternate(full, self.zeros)
+            sources[matrix] = encode.shard_source(full, matrix, self.tp_rank, self.tp_size)
+        encode.encode_expert_into(self.pool[expert], self.layout, **sources, alternate=alternate)
+        freed = sum(part.nbytes for part in parts.values())
+        self._source_bytes += freed
+        self._staged_bytes -= freed
+        self._done.add(expert)
+
+    def _source(
+        self, expert: int, shard_id: str, parts: dict[tuple[str, str], torch.Tensor]
+    ) -> Any:
+        name = self._name(expert, shard_id, "weight")
+        device = self.pool.device
+        tensors = [parts[shard_id, suffix].to(device) for suffix in self.source.needed]
+        if self.source.source == "float":
+            return encode.FloatSource(name, *tensors)
+        if self.source.source == "fp8":
+            return encode.Fp8Source(name, *tensors, block=self.source.block)
+        if self.source.source == "mxfp4":
+            return encode.Mxfp4Source(name, *tensors)
+        return encode.Nvfp4Source(name, *tensors)
+
+    def _name(self, expert: int, shard_id: str, suffix: str) -> str:
+        return f"{self.layer_name}.{expert}.{MATRICES[shard_id]}_proj.{suffix}"
