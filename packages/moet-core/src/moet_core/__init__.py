@@ -1,0 +1,1 @@
+"""Codecs, layouts, geometry and results of moet, on numpy and msgspec alone."""
