@@ -34,6 +34,7 @@ __all__ = [
     "W2_LEVELS",
     "ZERO_MODES",
     "block_exponents",
+    "check_has_fp4_nv",
     "check_zeros_mode",
     "fp4_mx_nibbles",
     "fp4_nv_nibbles",
@@ -135,17 +136,10 @@ def fp4_nv_nibbles(source: Source, *, whole: Source | None = None) -> tuple[Byte
     comparisons in float64 are exact. Under a zero block scale only the sign is kept.
 
     Raises:
-        TensorError: The source is malformed, not finite, or MXFP4, whose E8M0 scales do not
-            fit E4M3.
+        TensorError: The source is malformed, not finite, or MXFP4.
     """
     validate(source)
-    if isinstance(source, Mxfp4Source):
-        raise TensorError(
-            source.name,
-            wanted="a float, FP8 or NVFP4 tensor",
-            got="MXFP4",
-            advice="Codec fp4-nv is not defined for MXFP4; use fp4-mx.",
-        )
+    check_has_fp4_nv(source)
     if isinstance(source, Nvfp4Source):
         return split_nibbles(source.nibbles), source.scale.copy(), tensor_scale_of(source)
     tensor_scale = fp4_nv_tensor_scale(whole or source)
@@ -155,6 +149,17 @@ def fp4_nv_nibbles(source: Source, *, whole: Source | None = None) -> tuple[Byte
     step = E4M3_VALUES[scales][..., None] * tensor_scale
     nibbles = _nearest_nibbles(blocks, step).reshape(values.shape)
     return nibbles, scales, tensor_scale
+
+
+def check_has_fp4_nv(source: Source) -> None:
+    """Raise TensorError for MXFP4, whose E8M0 scales do not fit E4M3."""
+    if isinstance(source, Mxfp4Source):
+        raise TensorError(
+            source.name,
+            wanted="a float, FP8 or NVFP4 tensor",
+            got="MXFP4",
+            advice="Codec fp4-nv is not defined for MXFP4; use fp4-mx.",
+        )
 
 
 def fp4_nv_tensor_scale(source: Source) -> float:

@@ -24,6 +24,7 @@ __all__ = [
     "RowLayout",
     "Section",
     "build_row",
+    "check_part",
     "decode_row",
     "encode_expert",
     "row_layout",
@@ -135,6 +136,17 @@ def row_layout(codec: str, hidden: int, intermediate: int) -> RowLayout:
     )
 
 
+def check_part(layout: RowLayout, which: Projection, codec: str, shape: tuple[int, int]) -> None:
+    """Raise ConfigError unless a matrix of this codec and shape is part of such a row."""
+    inner = (layout.intermediate, layout.hidden)
+    wanted = inner[::-1] if which == "down" else inner
+    if (codec, shape) != (layout.codec, wanted):
+        raise ConfigError(
+            f"The row's {which} matrix must be {layout.codec} {list(wanted)}, "
+            f"got {codec} {list(shape)}."
+        )
+
+
 def build_row(layout: RowLayout, gate: Planes, up: Planes, down: Planes) -> Bytes:
     """Join three encoded matrices into a row uint8 [row_bytes], padded with zeros.
 
@@ -144,17 +156,9 @@ def build_row(layout: RowLayout, gate: Planes, up: Planes, down: Planes) -> Byte
     Raises:
         ConfigError: A matrix has another codec or shape than the layout.
     """
-    inner = (layout.intermediate, layout.hidden)
-    for what, planes, shape in (
-        ("gate", gate, inner),
-        ("up", up, inner),
-        ("down", down, inner[::-1]),
-    ):
-        if (planes.codec, planes.shape) != (layout.codec, shape):
-            raise ConfigError(
-                f"The row's {what} matrix must be {layout.codec} {list(shape)}, "
-                f"got {planes.codec} {list(planes.shape)}."
-            )
+    check_part(layout, "gate", gate.codec, gate.shape)
+    check_part(layout, "up", up.codec, up.shape)
+    check_part(layout, "down", down.codec, down.shape)
     row = np.zeros(layout.row_bytes, dtype=np.uint8)
     row[layout.codes13.slice] = np.concatenate([gate.codes, up.codes])
     row[layout.scales13.slice] = np.concatenate([gate.scales, up.scales])

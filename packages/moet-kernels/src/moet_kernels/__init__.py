@@ -1,0 +1,1 @@
+"""Expert kernels of moet: encoding on torch, the expert operation and its backends."""
