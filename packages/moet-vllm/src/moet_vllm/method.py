@@ -14,8 +14,8 @@ from vllm.model_executor.layers.fused_moe.cpu_fused_moe import select_experts
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.platforms import current_platform
 
-import moet_kernels
 from moet_core.row import row_layout
+from moet_kernels.experts import experts
 from moet_vllm import report
 from moet_vllm.config import MoetConfig
 from moet_vllm.formats import ExpertFormat
@@ -43,8 +43,10 @@ class MoetExpertsMethod(FusedMoEMethodBase):
 
     @property
     def is_monolithic(self) -> bool:
-        # vLLM's CPU platform routes inside the experts' method; its routers need a GPU or a
-        # C++ compiler at run time.
+        """Whether routing happens in here: on the CPU, as in vLLM's own CPU method.
+
+        vLLM's routers need a GPU or a C++ compiler at run time.
+        """
         return current_platform.is_cpu()
 
     def get_fused_moe_quant_config(self, layer: torch.nn.Module) -> FusedMoEQuantConfig:
@@ -73,7 +75,7 @@ class MoetExpertsMethod(FusedMoEMethodBase):
         for matrix in ("w13", "w2"):
             for suffix in (*self.source.needed, *self.source.ignored):
                 stub = torch.nn.Parameter(torch.empty(0), requires_grad=False)
-                stub.weight_loader = extra_weight_attrs["weight_loader"]  # type: ignore[attr-defined]
+                stub.weight_loader = extra_weight_attrs["weight_loader"]
                 layer.register_parameter(f"{matrix}_{suffix}", stub)
         parallel = self.moe.moe_parallel_config
         self.staging = ExpertStaging(
@@ -125,7 +127,7 @@ class MoetExpertsMethod(FusedMoEMethodBase):
         Returns:
             `[tokens, hidden]` in the dtype of `x`, this tensor-parallel rank's partial sum.
         """
-        return moet_kernels.experts(
+        return experts(
             x,
             topk_weights,
             topk_ids,

@@ -28,14 +28,15 @@ def check_layer(layer: Any, vllm_config: Any) -> None:
     """
     moe = layer.moe_config
     parallel = moe.moe_parallel_config
+    engine = vllm_config.parallel_config
     activation = moe.activation.value
     faults = [
         (parallel.enable_eplb, "expert load balancing (--enable-eplb)", "switch it off"),
-        (parallel.use_ep, "expert parallelism (--enable-expert-parallel)", "use tensor parallelism"),
-        (parallel.dp_size > 1, f"data parallelism (size {parallel.dp_size})", "use size 1"),
-        (parallel.pcp_size > 1, f"prefill context parallelism (size {parallel.pcp_size})", "use size 1"),
-        (parallel.sp_size > 1, f"sequence parallelism (size {parallel.sp_size})", "switch it off"),
-        (vllm_config.parallel_config.enable_dbo, "dual batch overlap (--enable-dbo)", "switch it off"),
+        (parallel.use_ep, "expert parallelism (--enable-expert-parallel)", "use tensor parallel"),
+        (parallel.dp_size > 1, f"data parallelism of {parallel.dp_size}", "use 1"),
+        (parallel.pcp_size > 1, f"prefill context parallelism of {parallel.pcp_size}", "use 1"),
+        (parallel.sp_size > 1, f"sequence parallelism of {parallel.sp_size}", "switch it off"),
+        (engine.enable_dbo, "dual batch overlap (--enable-dbo)", "switch it off"),
         (moe.is_lora_enabled, "LoRA adapters (--enable-lora)", "switch it off"),
         (activation != "silu", f"expert activation {activation!r}", 'only "silu" exists'),
         (moe.has_bias, "expert biases", "only experts without biases exist"),

@@ -49,7 +49,7 @@ class MoetRoutedExperts(RoutedExperts):
         dummy = vllm_config.load_config.load_format == "dummy"
         return MoetExpertsMethod(moe_config, config, expert_format(quant_config, prefix), dummy)
 
-    def weight_loader(  # type: ignore[override]
+    def weight_loader(
         self,
         param: torch.nn.Parameter,
         loaded_weight: torch.Tensor,

@@ -1,4 +1,4 @@
-"""`python -m moet_vllm.server serve MODEL ...`: vLLM's own command line, with its children watched."""
+"""`python -m moet_vllm.server serve MODEL ...`: vLLM's command line, its children watched."""
 
 from moet_vllm import watch
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from moet_core.codecs import check_bf16_range
 from moet_core.errors import TensorError
 from moet_core.row import RowLayout
 from moet_kernels import encode
@@ -83,9 +84,8 @@ class ExpertStaging:
         """Give every expert random codes and moderate scales (`--load-format dummy`)."""
         generator = torch.Generator(device=self.pool.device).manual_seed(0)
         self.pool.random_(0, 256, generator=generator)
-        for start, length in self.layout.scale_sections:
-            scales = self.pool[:, start : start + length]
-            scales.random_(114, 119, generator=generator)
+        for section in (self.layout.scales13, self.layout.scales2):
+            self.pool[:, section.slice].random_(114, 119, generator=generator)
         self._done = set(range(len(self.pool)))
 
     def finish(self) -> Conversion:
@@ -126,13 +126,18 @@ class ExpertStaging:
         )
 
     def _convert(self, expert: int, parts: dict[tuple[str, str], torch.Tensor]) -> None:
-        sources = {}
-        alternate = {}
-        for shard_id, matrix in MATRICES.items():
-            full = self._source(expert, shard_id, parts)
-            alternate[matrix] = encode.zeros_alternate(full, self.zeros)
-            sources[matrix] = encode.shard_source(full, matrix, self.tp_rank, self.tp_size)
-        encode.encode_expert_into(self.pool[expert], self.layout, **sources, alternate=alternate)
+        row = self.pool[expert]
+        encode.encode_expert_into(
+            row,
+            self.layout,
+            *(self._source(expert, shard_id, parts) for shard_id in MATRICES),
+            rank=self.tp_rank,
+            size=self.tp_size,
+            zeros=self.zeros,
+        )
+        for section, shard_id in ((self.layout.scales13, "w1"), (self.layout.scales2, "w2")):
+            scales = row[section.slice].cpu().numpy()
+            check_bf16_range(scales, self._name(expert, shard_id, "weight"))
         freed = sum(part.nbytes for part in parts.values())
         self._source_bytes += freed
         self._staged_bytes -= freed
@@ -147,7 +152,7 @@ class ExpertStaging:
         if self.source.source == "float":
             return encode.FloatSource(name, *tensors)
         if self.source.source == "fp8":
-            return encode.Fp8Source(name, *tensors, block=self.source.block)
+            return encode.Fp8Source(name, *tensors, self.source.block)
         if self.source.source == "mxfp4":
             return encode.Mxfp4Source(name, *tensors)
         return encode.Nvfp4Source(name, *tensors)

@@ -276,12 +276,12 @@ def _quantise(name: str, weight: np.ndarray, source: str) -> dict[str, torch.Ten
     full = sources.FloatSource(name, weight)
     if source == "mxfp4":
         nibbles, scales = codecs.fp4_mx_nibbles(full)
-        packed = floats.pack_nibbles(nibbles)
+        packed = floats.join_nibbles(nibbles)
         return {"weight": torch.from_numpy(packed), "weight_scale": torch.from_numpy(scales)}
     if source == "nvfp4":
         nibbles, scales, scale_2 = codecs.fp4_nv_nibbles(full)
         return {
-            "weight": torch.from_numpy(floats.pack_nibbles(nibbles)),
+            "weight": torch.from_numpy(floats.join_nibbles(nibbles)),
             "weight_scale": torch.from_numpy(scales).view(torch.float8_e4m3fn),
             "weight_scale_2": torch.tensor(scale_2, dtype=torch.float32),
             "input_scale": torch.tensor(1.0, dtype=torch.float32),
@@ -319,9 +319,7 @@ def _decoded(
         scale_2 = float(stored["weight_scale_2"])
         full = sources.Nvfp4Source(name, array("weight"), array("weight_scale"), scale_2)
     else:
-        full = sources.Fp8Source(
-            name, array("weight"), array("weight_scale_inv"), block=FP8_BLOCK
-        )
+        full = sources.Fp8Source(name, array("weight"), array("weight_scale_inv"), block=FP8_BLOCK)
     chosen = codecs.get_codec(codec)
     values = chosen.decode(chosen.encode(full, zeros=zeros))
     return torch.from_numpy(values).bfloat16()

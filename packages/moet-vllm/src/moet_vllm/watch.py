@@ -1,7 +1,8 @@
 """Watches a serving process's children and reports how one died.
 
 vLLM says that a worker died, not how; the exit signal is known only to its parent. This thread
-runs in every process of a server started through `moet_vllm.server` that has children.
+runs in every process of a server started through `moet_vllm.server` that has children. A child
+that lives for less than `POLL_SECONDS` may go unseen.
 """
 
 import multiprocessing
