@@ -1,0 +1,179 @@
+"""The options of a plan, declared once.
+
+Recipes, `--set`, the arguments after `--`, the server's command line and the printed plan all read
+this table. An option whose value is None is left to vLLM: nothing is passed on for it.
+"""
+
+from enum import Enum, IntEnum
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import msgspec
+
+from moet_cli.nearest import unknown_name
+from moet_core.errors import UsageError
+
+__all__ = ["OPTIONS", "Option", "Source", "Target", "convert", "get_option", "parse_setting"]
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Source(IntEnum):
+    """Where a value came from; the higher one wins.
+
+    DEFAULT: the table in this module.
+    RECIPE: the recipe's file.
+    COMMAND_LINE: MODEL or `--set`.
+    VLLM_ARGUMENT: an argument after `--`, in vLLM's own spelling.
+    """
+
+    DEFAULT = 0
+    RECIPE = 1
+    COMMAND_LINE = 2
+    VLLM_ARGUMENT = 3
+
+
+class Target(Enum):
+    """Who reads a value.
+
+    MOET: the plugin; a field of `moet_vllm.config.MoetConfig`.
+    FLAG: vLLM, as a flag of `vllm serve`.
+    ENVIRONMENT: vLLM, as one of its environment variables.
+    LAUNCHER: this command line itself.
+    """
+
+    MOET = "moet"
+    FLAG = "vLLM flag"
+    ENVIRONMENT = "vLLM environment"
+    LAUNCHER = "moet launcher"
+
+
+class Option(msgspec.Struct, frozen=True):
+    """One option.
+
+    Attributes:
+        name: its name in recipes, in `--set` and in the printed plan.
+        type: what msgspec accepts for it.
+        default: its value if nobody sets it; None leaves it to vLLM.
+        help: one line for people.
+        target: who reads it.
+        key: the reader's own name for it: config field, flag or environment variable.
+        aliases: other spellings of the flag.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+    target: Target
+    key: str = ""
+    aliases: tuple[str, ...] = ()
+
+
+def _flag(name: str, type_: Any, default: Any, help_: str, *aliases: str) -> Option:
+    key = "--" + name.replace("_", "-")
+    return Option(name, type_, default, help_, Target.FLAG, key, aliases)
+
+
+def _environment(name: str, type_: Any, key: str, help_: str) -> Option:
+    return Option(name, type_, None, help_, Target.ENVIRONMENT, key)
+
+
+def _moet(name: str, type_: Any, default: Any, help_: str) -> Option:
+    return Option(name, type_, default, help_, Target.MOET, name)
+
+
+def _launcher(name: str, type_: Any, default: Any, help_: str) -> Option:
+    return Option(name, type_, default, help_, Target.LAUNCHER)
+
+
+_DTYPES = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
+
+OPTIONS: dict[str, Option] = {
+    option.name: option
+    for option in (
+        _launcher("model", str, "", "model folder, Hugging Face id, or synthetic:FORMAT"),
+        _launcher(
+            "start_timeout",
+            Annotated[float, msgspec.Meta(gt=0)],
+            1800.0,
+            "seconds until the server must have answered its first request",
+        ),
+        _launcher("log", str, "", "file for the server's output (empty: one in the state folder)"),
+        _moet("experts", Literal["w2"], "w2", "codec of the routed experts"),
+        _moet("zeros", Literal["auto", "sign", "alternate"], "auto", "sign of exact zeros in w2"),
+        _flag("host", str, "127.0.0.1", "address to listen on"),
+        _flag(
+            "port",
+            Annotated[int, msgspec.Meta(ge=0, le=65535)],
+            8000,
+            "port to listen on (0: a free one)",
+        ),
+        _flag("served_model_name", str, None, "name of the model in the API"),
+        _flag("dtype", _DTYPES, None, "type of activations and unquantised weights"),
+        _flag("max_model_len", Count, None, "longest prompt and answer, in tokens"),
+        _flag("max_num_seqs", Count, None, "most requests in one step"),
+        _flag("enforce_eager", bool, None, "run without CUDA graphs and torch.compile"),
+        _flag("tensor_parallel_size", Count, None, "processes per layer", "-tp"),
+        _flag("pipeline_parallel_size", Count, None, "stages of layers", "-pp"),
+        _flag(
+            "gpu_memory_utilization",
+            Annotated[float, msgspec.Meta(gt=0, le=1)],
+            None,
+            "share of the GPU's memory that vLLM may take",
+        ),
+        _environment(
+            "cpu_kvcache_space",
+            Count,
+            "VLLM_CPU_KVCACHE_SPACE",
+            "KV cache in GiB (vLLM's CPU build only)",
+        ),
+        _environment(
+            "cpu_omp_threads_bind",
+            str,
+            "VLLM_CPU_OMP_THREADS_BIND",
+            "cores of each worker, as in 0-3|4-7 (vLLM's CPU build only)",
+        ),
+    )
+}
+
+
+def get_option(name: str, where: str = "") -> Option:
+    """Return the option called `name`, with `-` or `_` between its words.
+
+    Raises:
+        UsageError: there is none; the text names the nearest one.
+    """
+    option = OPTIONS.get(name.replace("-", "_"))
+    if option is None:
+        raise UsageError(where + unknown_name("option", name, OPTIONS))
+    return option
+
+
+def convert(option: Option, value: Any, *, text: bool = False) -> Any:
+    """Check a value; with `text`, also turn "8" into 8 and "true" into True.
+
+    Raises:
+        UsageError: not a value of this option.
+    """
+    try:
+        return msgspec.convert(value, option.type, strict=not text)
+    except msgspec.ValidationError as error:
+        reason = str(error)
+        if get_origin(option.type) is Literal:
+            reason = "allowed are " + ", ".join(get_args(option.type))
+        raise UsageError(
+            f"Option {option.name!r} ({option.help}) cannot be {value!r}: {reason}."
+        ) from error
+
+
+def parse_setting(setting: str) -> tuple[Option, Any]:
+    """Read one `key=value` of the command line.
+
+    Raises:
+        UsageError: no `=`, an unknown key, or a value the option does not take.
+    """
+    name, equals, text = setting.partition("=")
+    if not equals:
+        raise UsageError(f"--set takes key=value, got {setting!r}.")
+    option = get_option(name.strip())
+    return option, convert(option, text, text=True)

@@ -1,0 +1,105 @@
+import json
+import sys
+
+import pytest
+
+from moet_cli.options import OPTIONS, Source
+from moet_cli.plan import environment, resolve, server_command, server_url
+from moet_core.errors import UsageError
+from moet_vllm.config import MoetConfig
+
+
+def origin(plan, name):
+    return plan[name], plan.values[name].source
+
+
+class TestProvenance:
+    def test_every_option_has_a_value(self):
+        assert resolve("demo").values.keys() == OPTIONS.keys()
+
+    def test_the_higher_source_wins_and_the_loser_is_kept(self):
+        plan = resolve("demo", ["max_model_len=100"], ["--max-model-len", "50"])
+        assert origin(plan, "max_model_len") == (50, Source.VLLM_ARGUMENT)
+        lost = [(value.value, value.source) for value in plan.values["max_model_len"].lost]
+        assert lost == [
+            (100, Source.COMMAND_LINE),
+            (2048, Source.RECIPE),
+            (None, Source.DEFAULT),
+        ]
+
+    def test_what_nobody_sets_is_the_default(self):
+        assert origin(resolve("demo"), "host") == ("127.0.0.1", Source.DEFAULT)
+
+    def test_the_last_setting_of_a_key_wins(self):
+        assert resolve("demo", ["port=1", "port=2"])["port"] == 2
+
+    def test_moet_settings_reach_the_plugins_config(self):
+        plan = resolve("demo", ["zeros=sign"])
+        assert plan.moet == MoetConfig(experts="w2", zeros="sign")
+
+    def test_port_zero_becomes_a_free_one(self):
+        plan = resolve("demo", ["port=0"])
+        assert plan["port"] > 0
+        assert plan.values["port"].source is Source.COMMAND_LINE
+
+
+class TestTarget:
+    def test_a_folder_is_a_model(self, tmp_path):
+        plan = resolve(str(tmp_path))
+        assert plan.recipe is None
+        assert origin(plan, "model") == (str(tmp_path), Source.COMMAND_LINE)
+
+    def test_a_hub_id_is_a_model(self):
+        assert resolve("someone/some-model.v1")["model"] == "someone/some-model.v1"
+
+    def test_a_missing_folder(self):
+        with pytest.raises(UsageError, match="no model folder /no/such"):
+            resolve("/no/such")
+
+    def test_neither_recipe_nor_folder(self):
+        with pytest.raises(UsageError, match=r"did you mean 'demo-gpu'\? .*A model is a folder or"):
+            resolve("demo_gpu")
+
+
+class TestCommand:
+    def test_flags_come_from_the_table(self):
+        plan = resolve("demo", ["port=9"], ["--no-enforce-eager", "--seed", "3"])
+        command = server_command(plan, "/model")
+        assert command[:5] == (sys.executable, "-m", "moet_vllm.server", "serve", "/model")
+        assert command[5:-2] == (
+            *("--host", "127.0.0.1", "--port", "9"),
+            *("--served-model-name", "moet-demo", "--dtype", "bfloat16"),
+            *("--max-model-len", "2048", "--max-num-seqs", "4", "--no-enforce-eager"),
+            *("--seed", "3"),
+        )
+
+    def test_additional_config_holds_ours_and_the_users(self):
+        plan = resolve("demo", [], ["--additional-config", '{"other": 1}'])
+        *_, flag, config = server_command(plan, "/model")
+        assert flag == "--additional-config"
+        assert json.loads(config) == {"other": 1, "moet": {"experts": "w2", "zeros": "auto"}}
+
+    def test_environment_of_the_recipe_wins_over_the_users(self):
+        found = environment(resolve("demo"), {"VLLM_CPU_KVCACHE_SPACE": "40"})
+        assert found["VLLM_CPU_KVCACHE_SPACE"] == "1"
+
+    def test_the_users_environment_wins_over_what_is_merely_usual(self):
+        found = environment(resolve("demo"), {"VLLM_HOST_IP": "10.0.0.1"})
+        assert "VLLM_HOST_IP" not in found
+        assert found["VLLM_NO_USAGE_STATS"] == "1"
+
+    def test_the_hub_is_off_only_if_nothing_can_need_it(self):
+        assert environment(resolve("demo"), {})["HF_HUB_OFFLINE"] == "1"
+        assert "HF_HUB_OFFLINE" not in environment(resolve("a/b"), {})
+        assert "HF_HUB_OFFLINE" not in environment(resolve("demo", [], ["--x", "y"]), {})
+
+    @pytest.mark.parametrize(
+        ("host", "url"),
+        [
+            ("0.0.0.0", "http://127.0.0.1:7"),
+            ("::", "http://[::1]:7"),
+            ("10.1.1.1", "http://10.1.1.1:7"),
+        ],
+    )
+    def test_url(self, host, url):
+        assert server_url(resolve("demo", [f"host={host}", "port=7"])) == url
