@@ -5,7 +5,6 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from moet_cli.interrupts import Interrupted, raising
@@ -33,23 +32,8 @@ def make_server(tmp_path):
 
 
 @pytest.fixture
-def gone(tmp_path):
-    """Return a function that says whether all of the server's processes are gone."""
-
-    def all_gone(count):
-        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-        assert len(pids) == count
-        return not any(runs(pid) for pid in pids)
-
-    return all_gone
-
-
-def runs(pid):
-    """Tell whether a process runs; one that waits to be reaped by init does not."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def gone(moet):
+    return moet.all_gone
 
 
 def ignore(_progress):
