@@ -5,7 +5,7 @@ A converter reads a range of rows of its source and returns canonical codes as n
 uint8 [rows, K/group]. Ranges start and end at multiples of 16.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -34,16 +34,13 @@ from moet_kernels.sources import (
     Mxfp4Source,
     Nvfp4Source,
     Source,
-    device_of,
     normalised,
+    row_ranges,
 )
 
-__all__ = ["Converter", "converter", "row_ranges", "zeros_alternate"]
+__all__ = ["Converter", "converter", "zeros_alternate"]
 
 Converter = Callable[[int, int], tuple[Tensor, Tensor]]
-
-_CHUNK_WEIGHTS = 2**18
-"""Weights converted at a time on a CPU, so that temporaries stay in its second-level cache."""
 
 _THRESHOLDS = [float(threshold) for threshold in E2M1_THRESHOLDS]
 _BIG_THRESHOLD = _THRESHOLDS[BIG_INDEX - 1]
@@ -69,24 +66,15 @@ def converter(
     raise ConfigError(f"Codec {codec!r} cannot be encoded with torch; use moet_core.get_codec.")
 
 
-def row_ranges(source: Source) -> Iterator[tuple[int, int]]:
-    """Cut the rows of a source into ranges worth converting at a time on its device."""
-    n, k = source.shape
-    rows = max(16, _CHUNK_WEIGHTS // k // 16 * 16) if device_of(source).type == "cpu" else n
-    for start in range(0, n, rows):
-        yield start, min(start + rows, n)
-
-
 def zeros_alternate(source: Source) -> bool:
     """Twin of `moet_core.quantise.zeros_alternate`; `source` must be the whole tensor."""
     source = normalised(source)
     if isinstance(source, Mxfp4Source):
         return False
-    read = _reader(source)
+    reader = _reader(source)
     zeros = negative = 0
     for start, stop in row_ranges(source):
-        grid = read(start, stop)
-        more_zeros, more_negative = count_zeros(grid.words, grid.lanes)
+        more_zeros, more_negative = count_zeros(reader.words(start, stop), reader.lanes)
         zeros, negative = zeros + more_zeros, negative + more_negative
     return majority_alternates(zeros, negative)
 
@@ -114,14 +102,15 @@ def _w2_converter(source: Source, alternate: bool) -> Converter:
 
         return look_up
 
-    read = _reader(source)
+    reader = _reader(source)
 
     def requantise(start: int, stop: int) -> tuple[Tensor, Tensor]:
-        words, lanes, scales, bias = read(start, stop)
+        words = reader.words(start, stop)
+        scales, bias = reader.grid(start, stop, words)
         if alternate:
-            words = alternate_zeros(words, lanes)
-        codes = to_codes(words, bias(_BIG_THRESHOLD), lanes)
-        return to_nibble_bytes(codes, lanes).view(stop - start, -1), scales
+            words = alternate_zeros(words, reader.lanes)
+        codes = to_codes(words, bias(_BIG_THRESHOLD), reader.lanes)
+        return to_nibble_bytes(codes, reader.lanes).view(stop - start, -1), scales
 
     return requantise
 
@@ -129,12 +118,13 @@ def _w2_converter(source: Source, alternate: bool) -> Converter:
 def _fp4_mx_converter(source: Source) -> Converter:
     if isinstance(source, Mxfp4Source):
         return _copy(source)
-    read = _reader(source)
+    reader = _reader(source)
 
     def requantise(start: int, stop: int) -> tuple[Tensor, Tensor]:
-        words, lanes, scales, bias = read(start, stop)
-        nibbles = to_nibbles(words, [bias(threshold) for threshold in _THRESHOLDS], lanes)
-        return to_nibble_bytes(nibbles, lanes).view(stop - start, -1), scales
+        words = reader.words(start, stop)
+        scales, bias = reader.grid(start, stop, words)
+        nibbles = to_nibbles(words, [bias(threshold) for threshold in _THRESHOLDS], reader.lanes)
+        return to_nibble_bytes(nibbles, reader.lanes).view(stop - start, -1), scales
 
     return requantise
 
@@ -144,7 +134,7 @@ def _fp4_nv_converter(source: Source, whole: Source) -> tuple[Converter, float]:
         return _copy(source), tensor_scale_of(source)
     check_has_fp4_nv(source)
     whole = normalised(whole)
-    tensor_scale = two_level.tensor_scale(whole, row_ranges(whole))
+    tensor_scale = two_level.tensor_scale(whole)
 
     def quantise(start: int, stop: int) -> tuple[Tensor, Tensor]:
         return two_level.quantise(source, start, stop, tensor_scale)

@@ -14,7 +14,7 @@ from moet_core.quantise import check_zeros_mode
 from moet_core.row import RowLayout, check_part
 from moet_core.shards import Projection
 from moet_kernels import fragments
-from moet_kernels.convert import converter, row_ranges, zeros_alternate
+from moet_kernels.convert import converter, zeros_alternate
 from moet_kernels.decode import decode_rows, tensor_scales
 from moet_kernels.sources import (
     FloatSource,
@@ -25,6 +25,7 @@ from moet_kernels.sources import (
     device_of,
     from_numpy,
     normalised,
+    row_ranges,
     shard_source,
     validate,
 )

@@ -2,10 +2,11 @@
 
 Input is "nibble bytes", uint8 [N, K/2]: one weight a nibble, even column low, whatever a weight's
 width in the plane will be. N is a multiple of 16 and K of 32. `out` is a uint8 1-D tensor of the
-plane's length, on any device; rows of 16 are outermost in every plane, so that a part of the rows
+plane's length on any device; rows of 16 are outermost in every plane, so that a part of the rows
 fills a part of the plane.
 """
 
+from functools import lru_cache
 from math import gcd
 
 import torch
@@ -19,47 +20,44 @@ __all__ = ["pack_codes2", "pack_nibbles", "pack_scales"]
 
 def pack_codes2(codes: Tensor, out: Tensor) -> None:
     """Store 2-bit codes, given in the low bits of nibble bytes, as a plane uint8 [N*K/4]."""
-    low, high = _tiles(codes)
-    quads = low | high << 2
-    _scatter(quads.view(torch.int16), codes.shape[1] * 2, CODE_BLOCK, out)
+    words = as_words(codes)
+    tiles = words.view(-1, 2, 8, words.shape[1])
+    quads = tiles[:, 0] | tiles[:, 1] << 2
+    _scatter(quads.view(torch.int16), CODE_BLOCK, out)
 
 
 def pack_nibbles(nibbles: Tensor, out: Tensor) -> None:
     """Store nibble bytes as a plane uint8 [N*K/2]."""
-    low, high = _tiles(nibbles)
-    even = (low & _LOW) | (high & _LOW) << 4
-    odd = (low >> 4 & _LOW) | (high & ~_LOW)
-    quads = _spread(even)
-    quads |= _spread(odd) << 8
-    _scatter(quads, nibbles.shape[1] * 2, NIBBLE_BLOCK, out)
+    wide = as_words(nibbles).view(torch.int16).to(torch.int32)
+    wide &= 0xFFFF
+    wide = wide | wide << 8
+    wide &= 0x00FF00FF
+    wide = wide | wide << 4
+    wide &= 0x0F0F0F0F
+    tiles = wide.view(-1, 2, 8, wide.shape[1])
+    _scatter(tiles[:, 0] | tiles[:, 1] << 4, NIBBLE_BLOCK, out)
 
 
 def pack_scales(scales: Tensor, group: int, out: Tensor) -> None:
     """Store scale bytes uint8 [N, K/group] as a plane uint8 [N*K/group]."""
     n, groups = scales.shape
     block = gcd(groups * group, SCALE_BLOCK) // group
-    blocks = scales.reshape(n // 16, 16, groups // block, block).transpose(1, 2)
-    out.view(blocks.shape).copy_(blocks)
+    # The bytes of a block are neighbours in both orders: they move as one number.
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[block]
+    blocks = as_words(scales, whole).view(n // 16, 16, -1).transpose(1, 2)
+    out.view(whole).view(blocks.shape).copy_(blocks)
 
 
-_LOW = 0x0F0F0F0F0F0F0F0F
+def _scatter(quads: Tensor, block: int, out: Tensor) -> None:
+    """Write quads [N/16, 8, K/4], the same four j of both tiles, into a plane."""
+    index = _fragment_order(quads.shape[0], quads.shape[2] * 4, block, quads.device)
+    out.copy_(quads.view(-1).index_select(0, index).view(torch.uint8))
 
 
-def _tiles(nibbles: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the words of rows 0..7 and of rows 8..15 of every 16, int64 [N/16, 8, K/16]."""
-    words = as_words(nibbles)
-    tiles = words.view(words.shape[0] // 16, 2, 8, words.shape[1])
-    return tiles[:, 0], tiles[:, 1]
-
-
-def _spread(words: Tensor) -> Tensor:
-    """Put two bytes a, b of each 16 bits into an int32 as a, 0, b, 0."""
-    wide = words.view(torch.int16).to(torch.int32)
-    return (wide & 0xFF) | (wide & 0xFF00) << 8
-
-
-def _scatter(quads: Tensor, k: int, block: int, out: Tensor) -> None:
-    """Write quads [N/16, 8, K/4] (four j, both tiles) in the order nb, kb, g, t, k32, half."""
-    nb, width = quads.shape[0], gcd(k, block) // 32
-    source = quads.view(nb, 8, k // (32 * width), width, 2, 4).permute(0, 2, 1, 5, 3, 4)
-    out.view(quads.dtype).view(source.shape).copy_(source)
+@lru_cache(maxsize=16)
+def _fragment_order(nb: int, k: int, block: int, device: torch.device) -> Tensor:
+    """Return where each quad of a plane comes from; a CPU gathers faster than it permutes."""
+    width = gcd(k, block) // 32
+    #                                                     nb  g  kb  k32   half t
+    source = torch.arange(nb * 2 * k, dtype=torch.int32).view(nb, 8, -1, width, 2, 4)
+    return source.permute(0, 2, 1, 5, 3, 4).reshape(-1).to(device)

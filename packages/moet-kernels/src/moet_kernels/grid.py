@@ -1,10 +1,11 @@
-"""The requantisation grid on torch: sources to lanes, E8M0 scales and thresholds.
+"""The requantisation grid on torch: sources as lanes, E8M0 scales and thresholds.
 
-A "reader" is made once for a source and then reads ranges of its rows. What it returns is enough
-for w2 and fp4-mx: the weights as lanes with the signs and zeros of their scales folded in, the
-E8M0 byte of every 32, and for each threshold of the e2m1 grid the smallest magnitude pattern
-above it, as a bias (see `moet_kernels.lanes`). All of it is exact, and equal to
-`moet_core.quantise`.
+A reader is made once for a source and then reads ranges of its rows. What it returns is enough
+for w2 and fp4-mx, and exact, so that results equal `moet_core.quantise`:
+
+    words   the weights as lanes (`moet_kernels.lanes`), signs and zeros of scales folded in
+    grid    the E8M0 byte of every 32 columns, and for each threshold of the e2m1 grid the
+            smallest magnitude pattern above it, as a bias for these lanes
 """
 
 from collections.abc import Callable
@@ -15,157 +16,189 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moet_core.floats import E2M1_MAGNITUDES, E4M3_VALUES
+from moet_core.floats import E2M1_MAGNITUDES, E4M3_MAX, E4M3_VALUES
 from moet_core.quantise import ROUND_UP_MANTISSA, block_exponents
 from moet_core.sources import FloatSource, Fp8Source, Nvfp4Source, tensor_scale_of
-from moet_kernels.lanes import Lanes, as_words, flip_signs, lanes_of, zero_where
+from moet_kernels.lanes import Lanes, as_words, lanes_of
 
 __all__ = ["Grid", "Reader", "float_reader", "fp8_reader", "nvfp4_reader"]
 
 
 class Grid(NamedTuple):
-    """Some rows of a source on the requantisation grid."""
+    """Scales and thresholds of some rows."""
 
-    words: Tensor
-    """int64 words of lanes; the leading dimension is the row."""
-    lanes: Lanes
     scales: Tensor
     """E8M0 bytes uint8 [rows, K/32]."""
     bias: Callable[[float], Tensor]
     """The bias for "greater than this multiple of the block's scale", broadcasting to words."""
 
 
-Reader = Callable[[int, int], Grid]
+class Reader(NamedTuple):
+    """How to read rows start..stop of one source; `grid` takes the words of the same rows."""
+
+    lanes: Lanes
+    words: Callable[[int, int], Tensor]
+    grid: Callable[[int, int, Tensor], Grid]
 
 
 def float_reader(source: FloatSource[Any]) -> Reader:
-    """Read bfloat16, float32 or float16 (as float32) [N, K]; NaN and infinity must be ruled out."""
-    narrow = source.weight.dtype == torch.bfloat16
-    dtype, integer = (torch.bfloat16, torch.int16) if narrow else (torch.float32, torch.int32)
-    lanes = lanes_of(16 if narrow else 32)
+    """Read finite bfloat16, float32 or (as float32) float16 [N, K]; words are [rows, K/32, .]."""
+    half = source.weight.dtype == torch.bfloat16
+    dtype, integer = (torch.bfloat16, torch.int16) if half else (torch.float32, torch.int32)
+    lanes = lanes_of(16 if half else 32)
+    top = 2 ** (lanes.width - 1)
 
-    def read(start: int, stop: int) -> Grid:
-        rows = source.weight[start:stop].to(dtype).contiguous()
-        blocks = rows.view(integer).view(stop - start, -1, 32)
-        amax = (blocks & (2 ** (lanes.width - 1) - 1)).amax(2)
-        exponents = _block_exponents(amax.view(dtype).double())
+    def words(start: int, stop: int) -> Tensor:
+        rows = as_words(source.weight[start:stop].to(dtype))
+        return rows.view(stop - start, -1, lanes.width // 2)
+
+    def grid(start: int, stop: int, words: Tensor) -> Grid:
+        amax = (words.view(integer) & (top - 1)).amax(2).view(dtype)
+        exponents = _block_exponents(amax.double())
 
         def bias(threshold: float) -> Tensor:
-            limit = threshold * _power_of_two(exponents)
-            start_of_bigger = limit.to(dtype).view(integer).long() + 1
-            return _fill(start_of_bigger, lanes).unsqueeze(2)
+            limit = (threshold * _power_of_two(exponents)).to(dtype)
+            above = limit.view(integer).long() + 1
+            return ((top - above) * lanes.ones).unsqueeze(2)
 
-        words = as_words(rows).view(stop - start, amax.shape[1], -1)
-        return Grid(words, lanes, _scale_bytes(exponents), bias)
+        return Grid((exponents + 127).to(torch.uint8), bias)
 
-    return read
+    return Reader(lanes, words, grid)
 
 
 def fp8_reader(source: Fp8Source[Any]) -> Reader:
-    """Read uint8 E4M3 [N, K] with float32 block scales.
+    """Read E4M3 bytes uint8 [N, K] with finite float32 block scales; words are [rows, K/32, 4].
 
-    Magnitudes are compared within runs of `run` columns that share a scale, a divisor of 32.
+    A run is as many columns as divide 32 and surely share a scale.
     """
     lanes = lanes_of(8)
     k = source.weight.shape[1]
-    rows_of_block, columns = source.block
-    run = int(np.gcd(columns, 32))
+    block_rows, block_columns = source.block
+    run = int(np.gcd(block_columns, 32))
     device = source.weight.device
     values = torch.tensor(E4M3_VALUES[:127], device=device)
-    column_block = torch.arange(0, k, run, device=device) // columns
+    scale_of_run = source.scale[:, torch.arange(0, k, run, device=device) // block_columns]
+    plain = bool((source.scale > 0).all())
 
-    def read(start: int, stop: int) -> Grid:
-        row_block = torch.arange(start, stop, device=device) // rows_of_block
-        scale = source.scale[row_block][:, column_block]
-        rows = source.weight[start:stop].contiguous()
-        amax = (rows & 0x7F).view(stop - start, -1, run).amax(2)
-        peak = values[amax.long()] * scale.double().abs()
-        exponents = _block_exponents(peak.view(stop - start, k // 32, 32 // run).amax(2))
-        words = as_words(rows)
-        if (scale <= 0).any():
-            spread = scale.repeat_interleave(run, 1)
-            words = as_words(_fold_scale_signs(rows, spread))
+    def scale_rows(start: int, stop: int) -> Tensor:
+        block = torch.arange(start, stop, dtype=torch.int32, device=device) // block_rows
+        return scale_of_run.index_select(0, block)
+
+    def words(start: int, stop: int) -> Tensor:
+        rows = source.weight[start:stop]
+        if not plain:
+            scale = scale_rows(start, stop).repeat_interleave(run, 1)
+            rows = torch.where(torch.signbit(scale), rows ^ 0x80, rows)
+            rows = torch.where(scale == 0, rows & 0x80, rows)
+        return as_words(rows).view(stop - start, -1, 4)
+
+    def grid(start: int, stop: int, words: Tensor) -> Grid:
+        scale = scale_rows(start, stop).double().abs()
+        magnitude = (words & lanes.magnitude).view(torch.uint8)
+        amax = magnitude.view(stop - start, -1, run).amax(2)
+        peak = _take(values, amax.int()) * scale
+        if run != 32:
+            peak = peak.view(stop - start, -1, 32 // run).amax(2)
+        exponents = _block_exponents(peak)
 
         def bias(threshold: float) -> Tensor:
+            # Rounding this quotient cannot carry it past an E4M3 value: value * scale has at most
+            # 28 significant bits, so that it equals the limit or differs from it by far more.
             limit = threshold * _power_of_two(exponents)
-            # The quotient is rounded, yet on the right side of every E4M3 value or equal to it:
-            # value * scale has 28 bits, so that it cannot be close to the limit without equality.
-            quotient = limit.repeat_interleave(32 // run, 1) / scale.double().abs()
-            start_of_bigger = torch.bucketize(quotient, values, right=True)
-            narrow = (0x80 - start_of_bigger).to(torch.uint8).unsqueeze(2)
-            return narrow.expand(-1, -1, run).contiguous().view(stop - start, k).view(torch.int64)
+            if run != 32:
+                limit = limit.repeat_interleave(32 // run, 1)
+            bias = 0x7F - _e4m3_floor(limit / scale)
+            if run == 32:
+                return (bias * lanes.ones).unsqueeze(2)
+            spread = bias.to(torch.uint8).repeat_interleave(run, 1)
+            return spread.view(torch.int64).view(words.shape)
 
-        return Grid(words, lanes, _scale_bytes(exponents), bias)
+        return Grid((exponents + 127).to(torch.uint8), bias)
 
-    return read
+    return Reader(lanes, words, grid)
 
 
 def nvfp4_reader(source: Nvfp4Source[Any]) -> Reader:
-    """Read NVFP4: nibbles uint8 [N, K/2], E4M3 scales uint8 [N, K/16].
+    """Read NVFP4, nibbles uint8 [N, K/2] and E4M3 scales uint8 [N, K/16]; words are [rows, K/16].
 
     A word is one scale group. What a group contributes depends only on its scale byte and its
-    largest nibble, so that tables made once from the golden functions replace all arithmetic.
+    largest nibble, so that tables made once by the golden functions replace all arithmetic.
     """
     lanes = lanes_of(4)
     tensor_scale = tensor_scale_of(source)
     device = source.nibbles.device
-    group_scale = np.abs(np.nan_to_num(E4M3_VALUES[:128]) * tensor_scale)
+    plain = tensor_scale > 0 and bool(((source.scale > 0) & (source.scale < 0x80)).all())
+    group_scale = np.abs(np.nan_to_num(E4M3_VALUES) * tensor_scale)
     peak = group_scale[:, None] * E2M1_MAGNITUDES
-    scale_bytes = block_exponents(peak) + 127
-    scale_table = torch.tensor(scale_bytes.reshape(-1).astype(np.uint8), device=device)
-    highest = int(scale_bytes.max())
-    lowest = int(scale_bytes[peak > 0].min(initial=highest))
+    scale_byte = block_exponents(peak) + 127
+    highest = int(scale_byte.max())
+    lowest = int(scale_byte[peak > 0].min(initial=highest))
     exponents = np.arange(lowest, highest + 1) - 127
+    scale_table = torch.tensor(scale_byte.reshape(-1).astype(np.uint8), device=device)
 
     @cache
     def bias_table(threshold: float) -> Tensor:
-        limit = np.ldexp(threshold, exponents)
-        not_above = peak[:, None, :] <= limit[:, None]
+        not_above = peak[:, None, :] <= np.ldexp(threshold, exponents)[:, None]
         words = (8 - not_above.sum(axis=2)) * lanes.ones
         return torch.tensor(words.reshape(-1), device=device)
 
-    def read(start: int, stop: int) -> Grid:
+    def words(start: int, stop: int) -> Tensor:
         words = as_words(source.nibbles[start:stop])
-        scale = source.scale[start:stop].long()
-        if tensor_scale <= 0 or ((scale == 0) | (scale >= 0x80)).any():
-            dead = (scale & 0x7F) == 0 if tensor_scale else torch.ones_like(scale, dtype=torch.bool)
-            negative = (scale >= 0x80) != (np.signbit(tensor_scale).item())
-            words = zero_where(flip_signs(words, negative, lanes), dead, lanes)
-        magnitude = scale & 0x7F
-        peaks = _take(scale_table, magnitude * 8 + _largest_nibble(words))
-        scales = peaks.view(stop - start, -1, 2).amax(2)
-        column = (scales.long() - lowest).clamp_(min=0).repeat_interleave(2, 1)
-        index = magnitude * len(exponents) + column
-        return Grid(words, lanes, scales, lambda threshold: _take(bias_table(threshold), index))
+        if not plain:
+            scale = source.scale[start:stop]
+            negative = (scale >= 0x80) != bool(np.signbit(tensor_scale))
+            zero = (scale & 0x7F) == 0 if tensor_scale else torch.full_like(scale, 1).bool()
+            words = torch.where(negative, words ^ lanes.sign, words)
+            words = torch.where(zero, words & lanes.sign, words)
+        return words
 
-    return read
+    def grid(start: int, stop: int, words: Tensor) -> Grid:
+        scale = source.scale[start:stop].int()
+        largest = scale * 8 + 7
+        other = _groups_without_largest(words)
+        if other.numel():
+            largest.view(-1)[other] += _largest_nibble(words.view(-1)[other]).int() - 7
+        peaks = _take(scale_table, largest)
+        scales = torch.maximum(peaks[:, 0::2], peaks[:, 1::2])
+        column = (scales.int() - lowest).clamp_(min=0)
+        index = scale.mul_(len(exponents)).view(stop - start, -1, 2).add_(column.unsqueeze(2))
+        shape = words.shape
+        return Grid(scales, lambda threshold: _take(bias_table(threshold), index).view(shape))
+
+    return Reader(lanes, words, grid)
 
 
 def _block_exponents(amax: Tensor) -> Tensor:
-    """Twin of `moet_core.quantise.block_exponents`: float64 in, int32 out."""
-    mantissa, exponent = torch.frexp(amax)
-    rounded = (exponent - 3 - (mantissa < ROUND_UP_MANTISSA).int()).clamp_(-127, 127)
-    return rounded.masked_fill_(amax == 0, -127)
+    """Twin of `moet_core.quantise.block_exponents`: float64 [.] not negative in, int64 out.
+
+    On bit patterns: the exponent field is e + 1022, and a significand at or above the bound
+    carries into it. Zero and subnormals end at the lower clamp, as they must.
+    """
+    return ((amax.view(torch.int64) + _CARRY_AT_BOUND) >> 52).sub_(1026).clamp_(-127, 127)
+
+
+_CARRY_AT_BOUND = 2**52 - int(np.float64(ROUND_UP_MANTISSA).view(np.int64)) % 2**52
+
+
+def _e4m3_floor(values: Tensor) -> Tensor:
+    """Return the byte of the largest E4M3 number not above each float64 >= 0, as int64."""
+    values = values.clamp(max=E4M3_MAX)
+    normal = (values.view(torch.int64) >> 49) - (1023 - 7 << 3)
+    return torch.where(values < 2.0**-6, (values * 2.0**9).long(), normal)
 
 
 def _power_of_two(exponents: Tensor) -> Tensor:
     """Return 2**exponents as float64, put together from bits and so exact everywhere."""
-    return ((exponents.long() + 1023) << 52).view(torch.float64)
+    return ((exponents + 1023) << 52).view(torch.float64)
 
 
-def _scale_bytes(exponents: Tensor) -> Tensor:
-    return (exponents + 127).to(torch.uint8)
-
-
-def _fill(start_of_bigger: Tensor, lanes: Lanes) -> Tensor:
-    """Return the bias of a magnitude pattern, repeated in every lane of a word."""
-    return (2 ** (lanes.width - 1) - start_of_bigger) * lanes.ones
-
-
-def _fold_scale_signs(rows: Tensor, scale: Tensor) -> Tensor:
-    """Return E4M3 bytes [rows, K] with the sign of a scale folded in and a zero scale's effect."""
-    flipped = torch.where(torch.signbit(scale), rows ^ 0x80, rows)
-    return torch.where(scale == 0, flipped & 0x80, flipped)
+def _groups_without_largest(words: Tensor) -> Tensor:
+    """Return the flat indices of words without a magnitude 7 (6.0); scales make them rare."""
+    seven = words >> 1
+    seven &= words
+    seven &= words >> 2
+    seven &= lanes_of(4).ones
+    return (seven.view(-1) == 0).nonzero()[:, 0]
 
 
 def _largest_nibble(words: Tensor) -> Tensor:
@@ -173,14 +206,12 @@ def _largest_nibble(words: Tensor) -> Tensor:
 
     Bit by bit from the top: nibbles that lack a bit another one has are out of the race.
     """
-    racing: Tensor | int = lanes_of(4).ones
+    racing = torch.full_like(words, lanes_of(4).ones)
     largest = torch.zeros_like(words)
     for bit in (2, 1, 0):
-        have = (words >> bit if bit else words) & racing
-        some = have != 0
-        racing = torch.where(some, have, racing)
-        largest += largest
-        largest += some
+        have = words >> bit & racing
+        racing = torch.where(have != 0, have, racing)
+        largest = largest * 2 + (have != 0)
     return largest
 
 

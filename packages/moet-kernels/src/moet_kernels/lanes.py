@@ -6,8 +6,8 @@ integers are ordered like their magnitudes. A 64-bit word is therefore 16, 8, 4 
 magnitudes, and each lane's top bit is the answer. No sum leaves its lane. So the whole
 requantisation grid runs on integers, eight bytes at a time, on any device.
 
-Words are int64 [...] in little-endian lane order. A bias is an int64 word with T's bias in each
-lane, or a tensor of them that broadcasts against the words.
+Words are int64 with the lane of the lowest column in the lowest bits. A bias is an int64 word with
+T's bias in each lane, or a tensor of them that broadcasts against the words.
 """
 
 from typing import NamedTuple
@@ -20,12 +20,10 @@ __all__ = [
     "alternate_zeros",
     "as_words",
     "count_zeros",
-    "flip_signs",
     "lanes_of",
     "to_codes",
     "to_nibble_bytes",
     "to_nibbles",
-    "zero_where",
 ]
 
 
@@ -33,14 +31,17 @@ class Lanes(NamedTuple):
     """Constants of one lane width, as signed 64-bit numbers."""
 
     width: int
-    ones: int  # the lowest bit of every lane
-    sign: int  # the highest bit of every lane
-    magnitude: int  # all bits below it
-    odd_sign: int  # the highest bit of every odd lane
+    ones: int
+    """The lowest bit of every lane."""
+    sign: int
+    """The highest bit of every lane."""
+    magnitude: int
+    """All bits below it."""
+    odd_sign: int
+    """The highest bit of every odd lane."""
 
 
 def _signed(word: int) -> int:
-    word &= 2**64 - 1
     return word - 2**64 if word >> 63 else word
 
 
@@ -48,10 +49,11 @@ def _make(width: int) -> Lanes:
     ones = sum(1 << lane for lane in range(0, 64, width))
     odd = sum(1 << lane for lane in range(width, 64, 2 * width))
     sign = ones << (width - 1)
-    return Lanes(width, ones, _signed(sign), _signed(~sign), _signed(odd << (width - 1)))
+    return Lanes(width, ones, _signed(sign), 2**64 - 1 - sign, _signed(odd << (width - 1)))
 
 
 _LANES = {width: _make(width) for width in (4, 8, 16, 32)}
+_DTYPES = {8: torch.int8, 16: torch.int16, 32: torch.int32}
 
 
 def lanes_of(width: int) -> Lanes:
@@ -59,12 +61,12 @@ def lanes_of(width: int) -> Lanes:
     return _LANES[width]
 
 
-def as_words(matrix: Tensor) -> Tensor:
-    """View a matrix [rows, bytes multiple of 8] as int64 words, copying only if it must."""
+def as_words(matrix: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
+    """View the bytes of a matrix [rows, .] as wider integers, copying only if it must."""
     matrix = matrix.contiguous()
-    if matrix.storage_offset() * matrix.element_size() % 8:
+    if matrix.storage_offset() * matrix.element_size() % dtype.itemsize:
         matrix = matrix.clone()
-    return matrix.view(torch.int64)
+    return matrix.view(dtype)
 
 
 def to_codes(words: Tensor, bias: Tensor | int, lanes: Lanes) -> Tensor:
@@ -80,14 +82,15 @@ def to_codes(words: Tensor, bias: Tensor | int, lanes: Lanes) -> Tensor:
     positive = ~words
     positive >>= lanes.width - 2
     positive &= lanes.ones << 1
-    return mixed.bitwise_or_(positive)
+    mixed |= positive
+    return mixed
 
 
 def to_nibbles(words: Tensor, biases: list[Tensor], lanes: Lanes) -> Tensor:
     """Return in the four lowest bits of every lane: sign, and how many of the Ts it reaches."""
     magnitude = words & lanes.magnitude
     nibbles = words >> (lanes.width - 4)
-    nibbles &= lanes.ones << 3
+    nibbles &= lanes.ones << 3 if lanes.width > 4 else lanes.sign
     for bias in biases:
         reached = magnitude + bias
         reached >>= lanes.width - 1
@@ -98,24 +101,33 @@ def to_nibbles(words: Tensor, biases: list[Tensor], lanes: Lanes) -> Tensor:
 
 def alternate_zeros(words: Tensor, lanes: Lanes) -> Tensor:
     """Return the words with zeros made positive in even lanes and negative in odd ones."""
-    zero = _zero_signs(words, lanes)
+    zero = words & lanes.magnitude
+    zero += lanes.magnitude
+    zero.bitwise_not_()
+    zero &= lanes.sign
     return (words & ~zero) | (zero & lanes.odd_sign)
 
 
 def count_zeros(words: Tensor, lanes: Lanes) -> tuple[int, int]:
-    """Return how many lanes are zero, and how many of them are negative."""
-    zero = _zero_signs(words, lanes)
-    return _count(zero, lanes), _count(zero & words, lanes)
+    """Return how many lanes are zero, and how many of them are negative.
+
+    The number of words must be a multiple of 64 unless lanes are 4 bits wide.
+    """
+    if lanes.width == 4:
+        pairs = torch.bincount(words.view(torch.uint8).flatten(), minlength=256).view(16, 16)
+        positive = int(pairs[0].sum() + pairs[:, 0].sum())
+        negative = int(pairs[8].sum() + pairs[:, 8].sum())
+    else:
+        values = words.view(_DTYPES[lanes.width])
+        positive = _count(values == 0)
+        negative = _count(values == -(2 ** (lanes.width - 1)))
+    return positive + negative, negative
 
 
-def flip_signs(words: Tensor, where: Tensor, lanes: Lanes) -> Tensor:
-    """Return the words with every sign flipped where the bool tensor is true (it broadcasts)."""
-    return torch.where(where, words ^ lanes.sign, words)
-
-
-def zero_where(words: Tensor, where: Tensor, lanes: Lanes) -> Tensor:
-    """Return the words with magnitudes cleared where the bool tensor is true (it broadcasts)."""
-    return torch.where(where, words & lanes.sign, words)
+def _count(flags: Tensor) -> int:
+    """Count true flags eight at a time: sums of 64 rows stay within their byte."""
+    words = flags.view(torch.uint8).view(torch.int64)
+    return int(words.view(64, -1).sum(0).view(torch.uint8).sum())
 
 
 def to_nibble_bytes(words: Tensor, lanes: Lanes) -> Tensor:
@@ -131,22 +143,3 @@ def to_nibble_bytes(words: Tensor, lanes: Lanes) -> Tensor:
             words = (words | words >> 8) & 0x0000FFFF0000FFFF
             words = (words | words >> 16).to(torch.int32)
     return words.view(torch.uint8)
-
-
-def _zero_signs(words: Tensor, lanes: Lanes) -> Tensor:
-    """Return words whose lanes' top bit says "zero" and whose other bits are off."""
-    zero = words & lanes.magnitude
-    zero += lanes.magnitude
-    zero.bitwise_not_()
-    zero &= lanes.sign
-    return zero
-
-
-def _count(flags: Tensor, lanes: Lanes) -> int:
-    if not flags.any():
-        return 0
-    if lanes.width == 4:
-        pairs = flags.view(torch.uint8)
-        return int(torch.count_nonzero(pairs & 0xF0) + torch.count_nonzero(pairs & 0x0F))
-    dtype = {8: torch.uint8, 16: torch.int16, 32: torch.int32}[lanes.width]
-    return int(torch.count_nonzero(flags.view(dtype)))

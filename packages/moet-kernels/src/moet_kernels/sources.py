@@ -4,7 +4,7 @@
 scales uint8, float8_e4m3fn or float8_e8m0fnu, as the format asks.
 """
 
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from msgspec import structs
@@ -31,9 +31,17 @@ __all__ = [
     "device_of",
     "from_numpy",
     "normalised",
+    "row_ranges",
     "shard_source",
     "validate",
 ]
+
+
+_CHUNK_ON_CPU = 2**18
+"""Weights at a time for which all temporaries stay in a core's second-level cache."""
+
+_CHUNK_ELSEWHERE = 2**22
+"""Weights at a time that fill a GPU while temporaries stay small."""
 
 
 def from_numpy(source: Source) -> Source:
@@ -48,7 +56,11 @@ def from_numpy(source: Source) -> Source:
 
 def device_of(source: Source) -> torch.device:
     """Return the device a source's tensors are on."""
-    return _weight(source).device
+    match source:
+        case FloatSource() | Fp8Source():
+            return source.weight.device
+        case Mxfp4Source() | Nvfp4Source():
+            return source.nibbles.device
 
 
 def normalised(source: Source) -> Source:
@@ -73,31 +85,35 @@ def normalised(source: Source) -> Source:
             return structs.replace(source, scale=source.scale.view(torch.uint8))
 
 
+def row_ranges(source: Source) -> Iterator[tuple[int, int]]:
+    """Cut the rows of a source into ranges, multiples of 16, to be worked on one at a time."""
+    n, k = source.shape
+    weights = _CHUNK_ON_CPU if device_of(source).type == "cpu" else _CHUNK_ELSEWHERE
+    rows = max(16, weights // k // 16 * 16)
+    for start in range(0, n, rows):
+        yield start, min(start + rows, n)
+
+
 def validate(source: Source) -> None:
     """Twin of `moet_core.sources.validate` for a normalised source."""
     match source:
         case FloatSource():
-            if not torch.isfinite(_extreme(source.weight)):
-                bad = ~torch.isfinite(source.weight)
-                refuse(source.name, "weight", source.weight, bad.to(torch.uint8))
+            low, high = torch.aminmax(source.weight)
+            if not torch.isfinite(low.double() - high.double()):
+                _refuse(source.name, "weight", source.weight, ~torch.isfinite(source.weight))
         case Mxfp4Source():
             _refuse(source.name, "scale", source.scale, source.scale == 0xFF)
         case Fp8Source():
-            _refuse(source.name, "weight", source.weight, (source.weight & 0x7F) == 0x7F)
+            if any(_e4m3_nan(source.weight[a:b]).any() for a, b in row_ranges(source)):
+                _refuse(source.name, "weight", source.weight, _e4m3_nan(source.weight))
             _refuse(source.name, "scale", source.scale, ~torch.isfinite(source.scale))
         case Nvfp4Source():
-            _refuse(source.name, "scale", source.scale, (source.scale & 0x7F) == 0x7F)
+            _refuse(source.name, "scale", source.scale, _e4m3_nan(source.scale))
 
 
-def _extreme(weight: Tensor) -> Tensor:
-    """Return a number that is finite exactly if all weights are."""
-    low, high = torch.aminmax(weight)
-    return low.double() - high.double()
+def _e4m3_nan(values: Tensor) -> Tensor:
+    return (values & 0x7F) == 0x7F
 
 
 def _refuse(name: str, part: str, values: Tensor, bad: Tensor) -> None:
-    refuse(name, part, values, bad.to(torch.uint8))
-
-
-def _weight(source: Any) -> Tensor:
-    return source.nibbles if hasattr(source, "nibbles") else source.weight
+    refuse(name, part, values, bad.to(torch.uint8))  # torch has no argmax of bool

@@ -3,23 +3,21 @@
 Plain float64 arithmetic: checkpoints that are served at fp4-nv hold NVFP4 already and are copied.
 """
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
 from moet_core.floats import E4M3_MAX, E4M3_VALUES
 from moet_core.quantise import E2M1_THRESHOLDS, tensor_scale_from_amax
 from moet_core.sources import FloatSource, Fp8Source, Source
-from moet_kernels.sources import validate
+from moet_kernels.sources import row_ranges, validate
 
 __all__ = ["quantise", "tensor_scale"]
 
 
-def tensor_scale(source: Source, row_ranges: Iterable[tuple[int, int]]) -> float:
+def tensor_scale(source: Source) -> float:
     """Return the tensor scale of a whole, normalised source; TensorError if it is not finite."""
     validate(source)
-    amax = max(float(_values(source, *rows).abs().max()) for rows in row_ranges)
+    amax = max(float(_values(source, *rows).abs().max()) for rows in row_ranges(source))
     return tensor_scale_from_amax(amax, source.name)
 
 
