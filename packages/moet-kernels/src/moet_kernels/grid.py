@@ -127,7 +127,7 @@ def nvfp4_reader(source: Nvfp4Source[Any]) -> Reader:
     lanes = lanes_of(4)
     tensor_scale = tensor_scale_of(source)
     device = source.nibbles.device
-    plain = tensor_scale > 0 and bool(((source.scale > 0) & (source.scale < 0x80)).all())
+    plain = tensor_scale > 0 and bool(source.scale.view(torch.int8).min() > 0)
     group_scale = np.abs(np.nan_to_num(E4M3_VALUES) * tensor_scale)
     peak = group_scale[:, None] * E2M1_MAGNITUDES
     scale_byte = block_exponents(peak) + 127

@@ -109,25 +109,16 @@ def alternate_zeros(words: Tensor, lanes: Lanes) -> Tensor:
 
 
 def count_zeros(words: Tensor, lanes: Lanes) -> tuple[int, int]:
-    """Return how many lanes are zero, and how many of them are negative.
-
-    The number of words must be a multiple of 64 unless lanes are 4 bits wide.
-    """
+    """Return how many lanes are zero, and how many of them are negative."""
     if lanes.width == 4:
         pairs = torch.bincount(words.view(torch.uint8).flatten(), minlength=256).view(16, 16)
         positive = int(pairs[0].sum() + pairs[:, 0].sum())
         negative = int(pairs[8].sum() + pairs[:, 8].sum())
     else:
         values = words.view(_DTYPES[lanes.width])
-        positive = _count(values == 0)
-        negative = _count(values == -(2 ** (lanes.width - 1)))
+        positive = values.numel() - int(torch.count_nonzero(values))
+        negative = values.numel() - int(torch.count_nonzero(values ^ -(2 ** (lanes.width - 1))))
     return positive + negative, negative
-
-
-def _count(flags: Tensor) -> int:
-    """Count true flags eight at a time: sums of 64 rows stay within their byte."""
-    words = flags.view(torch.uint8).view(torch.int64)
-    return int(words.view(64, -1).sum(0).view(torch.uint8).sum())
 
 
 def to_nibble_bytes(words: Tensor, lanes: Lanes) -> Tensor:
@@ -136,10 +127,13 @@ def to_nibble_bytes(words: Tensor, lanes: Lanes) -> Tensor:
         case 32:
             words = (words | words >> 28).to(torch.uint8)
         case 16:
-            words = (words | words >> 12) & 0x000000FF000000FF
+            words = words | words >> 12
+            words &= 0x000000FF000000FF
             words = (words | words >> 24).to(torch.int16)
         case 8:
-            words = (words | words >> 4) & 0x00FF00FF00FF00FF
-            words = (words | words >> 8) & 0x0000FFFF0000FFFF
+            words = words | words >> 4
+            words &= 0x00FF00FF00FF00FF
+            words |= words >> 8
+            words &= 0x0000FFFF0000FFFF
             words = (words | words >> 16).to(torch.int32)
     return words.view(torch.uint8)
