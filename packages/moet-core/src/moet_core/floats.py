@@ -73,7 +73,7 @@ def float64_to_e4m3(values: NDArray[np.float64]) -> NDArray[np.uint8]:
     exponent, the byte is 8 * (E + 7) + q - 8 in every case: a carry to 16 is the next exponent.
     """
     magnitude = np.minimum(np.abs(values), E4M3_MAX)
-    exponent = np.maximum(np.frexp(magnitude)[1] - 1, -6)
+    exponent = np.frexp(np.maximum(magnitude, 2.0**-6))[1] - 1
     significand = np.rint(np.ldexp(magnitude, 3 - exponent))
     byte = 8 * (exponent + 7) + np.nan_to_num(significand).astype(np.int32) - 8
     byte = np.where(np.isnan(values), 0x7F, byte)

@@ -140,7 +140,7 @@ def tensor_scale_of(source: Nvfp4Source[Any]) -> float:
         raise TensorError(source.name, wanted=wanted, got="none")
     if math.prod(getattr(source.scale_2, "shape", ())) != 1:
         raise TensorError(source.name, wanted=wanted, got=f"shape {list(source.scale_2.shape)}")
-    scale = float(source.scale_2)
+    scale = float(getattr(source.scale_2, "item", lambda: source.scale_2)())
     with np.errstate(over="ignore"):
         exact = float(np.float64(scale).astype(np.float32)) == scale
     if not (math.isfinite(scale) and exact):

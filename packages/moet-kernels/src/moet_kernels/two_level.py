@@ -51,6 +51,6 @@ def _values(source: Source, start: int, stop: int) -> Tensor:
 def _to_e4m3(values: Tensor) -> Tensor:
     """Twin of `moet_core.floats.float64_to_e4m3` for finite values that are not negative."""
     magnitude = values.clamp(max=E4M3_MAX)
-    exponent = (torch.frexp(magnitude).exponent - 1).clamp_(min=-6)
+    exponent = torch.frexp(magnitude.clamp(min=2.0**-6)).exponent - 1
     power = ((3 - exponent.long() + 1023) << 52).view(torch.float64)
     return (8 * (exponent + 7) + torch.round(magnitude * power).int() - 8).to(torch.uint8)
