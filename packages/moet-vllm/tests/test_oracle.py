@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracle import differences
+from engine_oracle import differences
 
 from moet_vllm.synthetic import SOURCES, Shape, write_checkpoint
 

