@@ -6,9 +6,7 @@ from moet_core.errors import ConfigError, MoetError, TensorError, UsageError
 
 
 def test_tensor_error_names_everything():
-    error = TensorError(
-        "a.weight", wanted="a finite weight", got="NaN", advice="Try again."
-    )
+    error = TensorError("a.weight", wanted="a finite weight", got="NaN", advice="Try again.")
     assert str(error) == ("Tensor 'a.weight': wanted a finite weight, got NaN. Try again.")
 
 
