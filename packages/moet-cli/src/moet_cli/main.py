@@ -1,0 +1,240 @@
+"""The commands of `moet`: what they take, and what their errors become."""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from moet_cli.interrupts import Interrupted, raising
+from moet_cli.machine import find_commit, installed_versions
+from moet_cli.nearest import unknown_name
+from moet_cli.output import Output, make_table
+from moet_core.errors import MoetError
+
+__all__ = ["main"]
+
+
+class _Group(click.Group):
+    """Names the nearest command for an unknown one, whatever the version of click."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            raise click.UsageError(unknown_name("command", args[0], self.commands), ctx)
+        return super().resolve_command(ctx, args)
+
+
+class _ServingCommand(click.Command):
+    """A command that takes vLLM's arguments after `--`; they are in `ctx.meta`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        split = args.index("--") if "--" in args else len(args)
+        ctx.meta["vllm_arguments"] = args[split + 1 :]
+        return super().parse_args(ctx, args[:split])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- VLLM_ARGUMENTS...]"]
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from moet_cli.options import OPTIONS
+
+        with formatter.section("Keys of --set"):
+            formatter.write_dl([(option.name, option.help) for option in OPTIONS.values()])
+
+
+def _switch(name: str, help_: str) -> Callable[[Any], Any]:
+    """Make a flag that sets the attribute of the same name of the `Output`."""
+
+    def switch_on(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+        if value:
+            setattr(ctx.find_object(Output), name, True)
+
+    return click.option(
+        f"--{name}",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=switch_on,
+        help=help_,
+    )
+
+
+_json = _switch("json", "Print JSON, one object a line, and nothing else on standard output.")
+_verbose = _switch("verbose", "Show the traceback of an error.")
+_setting = click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set an option of the plan."
+)
+_out = click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Result file.")
+_force = click.option("--force", is_flag=True, help="Replace the result file if it exists.")
+
+
+def _command(group: click.Group, name: str, **settings: Any) -> Callable[[Any], click.Command]:
+    """Register a command that takes --json and --verbose and gets the `Output`."""
+
+    def register(function: Any) -> click.Command:
+        return group.command(name, **settings)(_json(_verbose(click.pass_obj(function))))
+
+    return register
+
+
+def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value:
+        commit = find_commit()
+        at = f" (commit {commit.id[:12]}{', changed' if commit.dirty else ''})" if commit else ""
+        moet, *others = [f"{name} {version}" for name, version in installed_versions().items()]
+        click.echo(", ".join([moet + at, *others]))
+        ctx.exit()
+
+
+@click.group("moet", cls=_Group)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
+    help="Show the versions of moet and of what it runs on.",
+)
+@_verbose
+def cli() -> None:
+    """Serve mixture-of-experts models with 2-bit experts through vLLM."""
+
+
+@_command(cli, "serve", cls=_ServingCommand)
+@click.argument("target", metavar="RECIPE|MODEL")
+@_setting
+@click.option("--dry-run", is_flag=True, help="Print and check the plan, start nothing.")
+def serve(output: Output, target: str, settings: Sequence[str], dry_run: bool) -> None:
+    """Serve a recipe, a model folder or a Hugging Face model until Ctrl-C."""
+    from moet_cli.serve import run_serve
+
+    run_serve(output, _resolve(target, settings), dry_run=dry_run)
+
+
+@_command(cli, "demo")
+@click.option("--keep", is_flag=True, help="Serve on until Ctrl-C.")
+def demo(output: Output, keep: bool) -> None:
+    """Talk to a small random model with 2-bit experts: no GPU, no download."""
+    from moet_cli.demo import run_demo
+
+    run_demo(output, keep=keep)
+
+
+@cli.group("recipes", cls=_Group)
+def recipes() -> None:
+    """List the recipes, or show one."""
+
+
+@_command(recipes, "list")
+def recipes_list(output: Output) -> None:
+    """List the recipes that come with moet."""
+    from moet_cli.recipe import load_recipe, recipe_names
+
+    found = {name: load_recipe(name) for name in recipe_names()}
+    rows = [(name, recipe.requires.gpus, recipe.summary) for name, recipe in found.items()]
+    output.result(
+        {"event": "recipes", "recipes": found},
+        make_table("Recipes", ("name", "GPUs", "what"), rows),
+    )
+
+
+@_command(recipes, "show")
+@click.argument("name")
+def recipes_show(output: Output, name: str) -> None:
+    """Show what a recipe sets."""
+    from moet_cli.recipe import load_recipe
+
+    recipe = load_recipe(name)
+    text = msgspec.yaml.encode(recipe).decode().rstrip()
+    output.result({"event": "recipe", "name": name, "recipe": recipe}, text)
+
+
+@cli.group("bench", cls=_Group)
+def bench() -> None:
+    """Measure a recipe or the codecs, into a result file."""
+
+
+@_command(bench, "run", cls=_ServingCommand)
+@click.argument("target", metavar="RECIPE|MODEL")
+@click.option("--suite", default="quick", show_default=True, help="What to measure.")
+@_setting
+@_out
+@_force
+def bench_run(
+    output: Output,
+    target: str,
+    suite: str,
+    settings: Sequence[str],
+    out: Path | None,
+    force: bool,
+) -> None:
+    """Serve a recipe and measure speed, time to first token and memory."""
+    from moet_cli import bench as benchmarks
+
+    benchmarks.bench_run(output, _resolve(target, settings), suite, benchmarks.Target(out, force))
+
+
+@_command(bench, "codecs")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="How long to measure each figure.",
+)
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
+@_out
+@_force
+def bench_codecs(
+    output: Output, seconds: float, threads: int, out: Path | None, force: bool
+) -> None:
+    """Measure how fast the codecs encode experts."""
+    from moet_cli import bench as benchmarks
+
+    benchmarks.bench_codecs(output, seconds, threads, benchmarks.Target(out, force))
+
+
+def _resolve(target: str, settings: Sequence[str]) -> Any:
+    from moet_cli.plan import resolve
+
+    return resolve(target, settings, click.get_current_context().meta["vllm_arguments"])
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 ok, 1 failed, 2 usage, 128 + N by signal N."""
+    output = Output()
+    argv = sys.argv[1:] if args is None else list(args)
+    try:
+        with raising():
+            code = cli.main(argv, prog_name="moet", standalone_mode=False, obj=output)
+            return code if isinstance(code, int) else 0
+    except Interrupted as interrupt:
+        code = 128 + interrupt.signum
+        output.error(f"stopped by {interrupt}", code)
+    except click.ClickException as error:
+        code = error.exit_code
+        output.error(_usage_text(error), code, error)
+    except MoetError as error:
+        code = error.exit_code
+        output.error(str(error), code, error)
+    except Exception as error:
+        code = 1
+        output.error(
+            f"internal error, {type(error).__name__}: {error}. --verbose shows where; please "
+            "report it.",
+            code,
+            error,
+        )
+    return code
+
+
+def _usage_text(error: click.ClickException) -> str:
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        names = [name for param in error.ctx.command.params for name in param.opts]
+        flags = [name for name in names if name.startswith("--")]
+        return unknown_name("option", error.option_name, flags)
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        return f"{error.format_message()} See {error.ctx.command_path} --help."
+    return error.format_message()
