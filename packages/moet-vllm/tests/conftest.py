@@ -8,11 +8,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_oracle import Comparison
 
 JOB = Path(__file__).with_name("engine_job.py")
 ENGINE_SECONDS = 300
 
-Answers = list[dict[str, Any]]
+COMPARISONS = pytest.StashKey[dict[str, Comparison]]()
+
+
+@pytest.fixture(scope="session")
+def comparisons(pytestconfig: pytest.Config) -> dict[str, Comparison]:
+    """Return the dict whose comparisons are shown at the end of the run, by what was compared."""
+    return pytestconfig.stash.setdefault(COMPARISONS, {})
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Show how the engines' answers compared with stock vLLM's."""
+    found = config.stash.get(COMPARISONS, {})
+    if found:
+        terminalreporter.section("answers against stock vLLM")
+    for name, comparison in found.items():
+        terminalreporter.write_line(
+            f"{name}: {comparison.compared} tokens equal, largest difference in log probability "
+            f"{comparison.largest:.4f}, near ties: {'; '.join(comparison.near_ties) or 'none'}"
+        )
 
 
 @pytest.fixture(scope="session")

@@ -2,21 +2,34 @@
 
 from typing import Any
 
+import msgspec
+
 NEAR_TIE_NATS = 0.05
 LOGPROB_TOLERANCE = 2e-2
 
 
-def differences(wanted: list[dict[str, Any]], got: list[dict[str, Any]]) -> tuple[list[str], float]:
-    """Compare two engines' answers to the same prompts, position by position.
+class Comparison(msgspec.Struct, frozen=True):
+    """How two engines' answers to the same prompts compare.
 
-    An answer may leave the other's path only where the two best tokens were within
-    `NEAR_TIE_NATS`; what follows is another text and is not compared.
-
-    Returns:
-        (what differs beyond the tolerances, the largest difference in log probability).
+    Attributes:
+        faults: what differs beyond the tolerances.
+        near_ties: where an answer left the other's path because its two best tokens were within
+            `NEAR_TIE_NATS`; what follows there is another text and is not compared.
+        compared: positions whose tokens and log probabilities were compared.
+        largest: the largest difference in log probability over those.
     """
+
+    faults: list[str]
+    near_ties: list[str]
+    compared: int
+    largest: float
+
+
+def compare(wanted: list[dict[str, Any]], got: list[dict[str, Any]]) -> Comparison:
+    """Compare two lists of answers (see engine_job.py), position by position."""
     faults: list[str] = []
-    largest = 0.0
+    near_ties: list[str] = []
+    compared, largest = 0, 0.0
     for prompt, (a, b) in enumerate(zip(wanted, got, strict=True)):
         steps = zip(a["tokens"], a["logprobs"], b["tokens"], b["logprobs"], strict=True)
         for position, (token, logprobs, other, other_logprobs) in enumerate(steps):
@@ -25,9 +38,11 @@ def differences(wanted: list[dict[str, Any]], got: list[dict[str, Any]]) -> tupl
             if token != other:
                 if second is None or best - second >= NEAR_TIE_NATS:
                     faults.append(f"{where}: wanted token {token}, got {other}, no near tie")
+                else:
+                    near_ties.append(f"{where}: {token} over {other} by {best - second:.4f} nat")
                 break
             delta = abs(best - other_logprobs[str(token)])
-            largest = max(largest, delta)
+            compared, largest = compared + 1, max(largest, delta)
             if delta > LOGPROB_TOLERANCE:
                 faults.append(f"{where}: log probability differs by {delta:.4f}")
-    return faults, largest
+    return Comparison(faults, near_ties, compared, largest)

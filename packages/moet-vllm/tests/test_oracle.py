@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_oracle import differences
+from engine_oracle import Comparison, compare
 
 from moet_vllm.synthetic import SOURCES, Shape, write_checkpoint
 
 pytestmark = pytest.mark.engine
 
 SHAPE = Shape()
+TOKENS = 64
 PROMPTS = [
     np.random.default_rng(seed).integers(4, 250, size=length).tolist()
     for seed, length in enumerate((3, 9, 17, 33, 40, 64, 100, 128))
@@ -34,7 +35,7 @@ def stock(folder: Path, run_engine: Callable[..., dict[str, Any]]) -> Callable[.
         if source not in known:
             path = folder / f"{source}-decoded"
             write_checkpoint(path, source=source, shape=SHAPE, decoded="w2")
-            known[source] = run_engine(path, prompts=PROMPTS)
+            known[source] = run_engine(path, prompts=PROMPTS, tokens=TOKENS)
         return known[source]
 
     return answers
@@ -48,6 +49,7 @@ def test_w2_answers_as_stock_on_the_decoded_checkpoint(
     folder: Path,
     run_engine: Callable[..., dict[str, Any]],
     stock: Callable[..., dict[str, Any]],
+    comparisons: dict[str, Comparison],
 ) -> None:
     tensor_parallel, pipeline_parallel = PARALLEL[parallel]
     path = write_checkpoint(folder / source, source=source, shape=SHAPE)
@@ -56,11 +58,14 @@ def test_w2_answers_as_stock_on_the_decoded_checkpoint(
         path,
         moet={},
         prompts=PROMPTS,
+        tokens=TOKENS,
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
     )
     assert wanted["answers"] is not None, wanted["log"]
     assert got["answers"] is not None, got["log"]
     assert '"event":"converted"' in got["log"], "the plugin did not convert anything"
-    faults, _ = differences(wanted["answers"], got["answers"])
-    assert not faults, faults
+    found = compare(wanted["answers"], got["answers"])
+    comparisons[f"{source} {parallel}"] = found
+    assert not found.faults, found.faults
+    assert found.compared >= len(PROMPTS) * TOKENS // 2, f"too little is comparable: {found}"

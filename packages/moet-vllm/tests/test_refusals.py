@@ -17,6 +17,7 @@ PARALLEL = {
     "pcp_size": 1,
     "sp_size": 1,
 }
+ENGINE = {"enable_dbo": False, "enable_eplb": False, "enable_expert_parallel": False}
 MOE = {
     "activation": MoEActivation.SILU,
     "has_bias": False,
@@ -33,8 +34,12 @@ LAYER = {
 
 
 def check(where: str = "", **changed: Any) -> None:
-    groups = {"parallel": dict(PARALLEL), "moe": dict(MOE), "layer": dict(LAYER), "engine": {}}
-    groups["engine"]["enable_dbo"] = False
+    groups = {
+        "parallel": dict(PARALLEL),
+        "moe": dict(MOE),
+        "layer": dict(LAYER),
+        "engine": dict(ENGINE),
+    }
     if where:
         groups[where].update(changed)
     moe = SimpleNamespace(
@@ -65,6 +70,8 @@ def test_neutral_swiglu_parameters_pass() -> None:
         ("parallel", {"pcp_size": 2}, "prefill context"),
         ("parallel", {"sp_size": 2}, "sequence parallelism"),
         ("engine", {"enable_dbo": True}, "--enable-dbo"),
+        ("engine", {"enable_eplb": True}, "--enable-eplb"),
+        ("engine", {"enable_expert_parallel": True}, "--enable-expert-parallel"),
         ("moe", {"is_lora_enabled": True}, "--enable-lora"),
         ("moe", {"activation": MoEActivation.GELU}, "'gelu'"),
         ("moe", {"has_bias": True}, "biases"),

@@ -31,8 +31,16 @@ def check_layer(layer: Any, vllm_config: Any) -> None:
     engine = vllm_config.parallel_config
     activation = moe.activation.value
     faults = [
-        (parallel.enable_eplb, "expert load balancing (--enable-eplb)", "switch it off"),
-        (parallel.use_ep, "expert parallelism (--enable-expert-parallel)", "use tensor parallel"),
+        (
+            parallel.enable_eplb or engine.enable_eplb,
+            "expert load balancing (--enable-eplb)",
+            "switch it off",
+        ),
+        (
+            parallel.use_ep or engine.enable_expert_parallel,
+            "expert parallelism (--enable-expert-parallel)",
+            "use tensor parallelism",
+        ),
         (parallel.dp_size > 1, f"data parallelism of {parallel.dp_size}", "use 1"),
         (parallel.pcp_size > 1, f"prefill context parallelism of {parallel.pcp_size}", "use 1"),
         (parallel.sp_size > 1, f"sequence parallelism of {parallel.sp_size}", "switch it off"),

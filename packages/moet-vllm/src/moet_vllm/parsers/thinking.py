@@ -1,0 +1,127 @@
+"""The first stage: parts thinking from what follows it."""
+
+from enum import Enum, StrEnum, auto
+
+import msgspec
+
+from moet_vllm.parsers.channel import Channel
+from moet_vllm.parsers.grammar import Grammar, Mark
+from moet_vllm.parsers.lexer import Lexer, is_cut_marker, pattern_of
+
+__all__ = ["Thinking", "ThinkingStage", "thinking_of_prompt"]
+
+
+class Thinking(StrEnum):
+    """Who opens the thinking of a reply."""
+
+    PROMPT = "prompt"  # the prompt does: the reply begins within
+    MODEL = "model"  # the model does, if it thinks: the reply may begin with the marker
+    OFF = "off"  # nobody: thinking markers mean nothing
+
+
+class Split(msgspec.Struct, frozen=True):
+    """Reasoning, and text of the reply after it, markup and all."""
+
+    reasoning: str = ""
+    rest: str = ""
+
+
+class _State(Enum):
+    BEFORE = auto()  # nothing but blanks so far, or since the thinking closed
+    INSIDE = auto()
+    AFTER = auto()
+
+
+_ENDS = (Mark.THINK_OPEN, Mark.THINK_CLOSE, Mark.SECTION_OPEN, Mark.CALL_OPEN)
+
+
+class ThinkingStage:
+    """Takes a reply as it arrives.
+
+    Thinking ends with its closing marker, or where a call begins. It may open again, but not
+    once an answer or a call has begun.
+    """
+
+    def __init__(self, grammar: Grammar, thinking: Thinking) -> None:
+        self._pattern = pattern_of(grammar, Mark)
+        self._lexer = Lexer()
+        self._channel = Channel()
+        self._blanks = ""
+        self._state = {
+            Thinking.PROMPT: _State.INSIDE,
+            Thinking.MODEL: _State.BEFORE,
+            Thinking.OFF: _State.AFTER,
+        }[thinking]
+
+    @property
+    def done(self) -> bool:
+        """Thinking is over: all further text is rest."""
+        return self._state is _State.AFTER
+
+    def feed(self, text: str) -> Split:
+        """Take more of the reply."""
+        if self._state is _State.AFTER:
+            return Split(rest=text)
+        self._lexer.push(text)
+        reasoning: list[str] = []
+        while self._state is not _State.AFTER:
+            run = self._lexer.text(self._pattern)
+            if run and self._state is _State.BEFORE and run.strip():
+                self._state = _State.AFTER
+            elif run:
+                self._lexer.skip(len(run))
+                if self._state is _State.BEFORE:
+                    self._blanks = (self._blanks + run)[-64:]
+                else:
+                    reasoning.append(self._channel.add(run))
+            elif not self._mark(reasoning):
+                return Split("".join(reasoning))
+        blanks, self._blanks = self._blanks, ""
+        return Split("".join(reasoning), blanks + self._lexer.rest())
+
+    def finish(self) -> Split:
+        """End the reply."""
+        held = self._lexer.rest()
+        if self._state is _State.BEFORE:
+            return Split(rest=self._blanks + held)
+        if self._state is _State.AFTER:
+            return Split()
+        text = "" if is_cut_marker(held) else self._channel.add(held)
+        return Split(text + self._channel.end())
+
+    def _mark(self, reasoning: list[str]) -> bool:
+        """Use a marker; false if none is there yet."""
+        found = self._lexer.mark(self._pattern)
+        if found is None:
+            return False
+        mark = Mark(found.lastgroup)
+        if mark is Mark.THINK_OPEN:
+            self._state = _State.INSIDE
+            self._blanks = ""
+        elif mark is Mark.THINK_CLOSE:
+            reasoning.append(self._channel.end())
+            self._state = _State.BEFORE
+            self._blanks = ""
+        elif mark in _ENDS or self._state is _State.BEFORE:
+            reasoning.append(self._channel.end())
+            self._state = _State.AFTER
+            self._lexer.untake(found)
+        return True
+
+
+def thinking_of_prompt(grammar: Grammar, prompt: str) -> Thinking | None:
+    """Read off the end of a rendered prompt how the reply's thinking begins.
+
+    Returns:
+        PROMPT if the last turn opens it, OFF if the last turn closes it, MODEL if it has no such
+        marker, None if there is no turn in the prompt.
+    """
+    turn = prompt.rfind(grammar.turn)
+    if turn < 0:
+        return None
+    found = list(
+        pattern_of(grammar, (Mark.THINK_OPEN, Mark.THINK_CLOSE)).finditer(prompt, turn)
+    )
+    if not found:
+        return Thinking.MODEL
+    return Thinking.PROMPT if found[-1].lastgroup == Mark.THINK_OPEN else Thinking.OFF
