@@ -5,7 +5,6 @@ received stay until it ends: views given out stay valid, and copies from them ma
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,9 +52,12 @@ class Arena:
         self._key_of: list[Key | None] = [None] * slots
         self._free = list(range(slots - 1, -1, -1))
         self._filling: dict[int, Key] = {}
-        # Uses as of the step of the last one; 0 marks a slot that no row occupies.
+        # Uses, decayed as of the step of the last one. A hit only notes its slot in `_touched`;
+        # the arrays follow when a step ends or somebody needs them.
         self._uses = np.zeros(slots)
         self._last = np.zeros(slots, dtype=np.int64)
+        self._stamp = [0] * slots
+        self._touched: list[int] = []
 
     def __len__(self) -> int:
         """Number of rows that can be looked up."""
@@ -69,6 +71,7 @@ class Arena:
 
     def begin_step(self) -> None:
         """End the current step: views given out by now may change from here on."""
+        self._fold()
         self.step += 1
 
     def get(self, key: Key) -> Bytes | None:
@@ -79,8 +82,9 @@ class Arena:
         slot = self._slot_of.get(key)
         if slot is None:
             return None
-        if self._last[slot] != self.step:
-            self._touch(slot)
+        if self._stamp[slot] != self.step:
+            self._stamp[slot] = self.step
+            self._touched.append(slot)
         return self._views[slot]
 
     def slot_of(self, key: Key) -> int | None:
@@ -117,8 +121,8 @@ class Arena:
         self._slot_of[key] = slot
         self._key_of[slot] = key
         self._uses[slot] = 0.0
-        self._last[slot] = self.step - 1
-        self._touch(slot)
+        self._stamp[slot] = self.step
+        self._touched.append(slot)
 
     def abandon(self, slot: int) -> None:
         """Free a slot whose row could not be read."""
@@ -148,22 +152,27 @@ class Arena:
         if set(self._filling.values()) & set(self._slot_of):
             raise _broken("rows that are found or being filled", "a row that is both")
 
-    def _touch(self, slot: int) -> None:
-        age = self.step - self._last[slot]
-        self._uses[slot] = self._uses[slot] * 0.5 ** (age / HALF_LIFE) + 1.0
-        self._last[slot] = self.step
+    def _fold(self) -> None:
+        """Count the uses of this step; each row is used once a step at most."""
+        slots = self._touched
+        age = self.step - self._last[slots]
+        self._uses[slots] = self._uses[slots] * 0.5 ** (age / HALF_LIFE) + 1.0
+        self._last[slots] = self.step
+        slots.clear()
 
-    def _decayed(self) -> Any:
+    def _decayed(self) -> NDArray[np.float64]:
+        self._fold()
         return self._uses * 0.5 ** ((self.step - self._last) / HALF_LIFE)
 
     def _evict(self) -> int | None:
         """Free the slot whose row is used least, the one not used for longest among equals."""
+        uses = self._decayed()
         evictable = self._last < self.step
         evictable[list(self._filling)] = False
         if not evictable.any():
             return None
         # Decay between two steps is far above rounding, so that recency only breaks real ties.
-        value = np.where(evictable, self._decayed(), np.inf)
+        value = np.where(evictable, uses, np.inf)
         tied = np.flatnonzero(value == value.min())
         slot = int(tied[np.argmin(self._last[tied])])
         key = self._key_of[slot]

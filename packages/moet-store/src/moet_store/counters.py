@@ -75,6 +75,11 @@ class Counters:
         self.retries = self.fallback_count = self.io_errors = self.checksum_errors = 0
         self.latencies: deque[float] = deque(maxlen=LATENCIES)
 
+    def forget_reads(self) -> None:
+        """Forget the rows read so far; what went wrong stays counted."""
+        self.rows_read = 0
+        self.latencies.clear()
+
     def snapshot(self) -> Snapshot:
         """Return the counts as they are."""
         p50, p99 = _percentiles(self.latencies)

@@ -103,7 +103,7 @@ class Manifest:
     @property
     def written(self) -> tuple[int, ...]:
         """The model layers whose rows are all there."""
-        whole: list[bool] = self._table.any(axis=(1, 2)).tolist()  # type: ignore[union-attr]
+        whole = [bool(entries.any()) for entries in self._table]
         return tuple(layer for layer, done in zip(self.spec.layers, whole, strict=True) if done)
 
     def digest(self, layer: int, expert: int) -> int | None:

@@ -51,6 +51,7 @@ class PackReader:
         depth: Pieces of 1 MiB with the kernel at a time; `moet_store.probe.tune_depth` finds one.
         direct: Read past the page cache where the file system can.
         verify: Check every row against its checksum. Without it damage is served unnoticed.
+        partial: Accept that stripes are missing; their rows cannot be read.
 
     Raises:
         PackError: What is wrong with a file; STRIPES; UNAVAILABLE.
@@ -65,9 +66,10 @@ class PackReader:
         depth: int = DEFAULT_DEPTH,
         direct: bool = True,
         verify: bool = True,
+        partial: bool = False,
     ) -> None:
         packs = [open_pack(path, wanted) for path in paths]
-        self._stripes: Stripes[PackFile] = Stripes(packs)
+        self._stripes: Stripes[PackFile] = Stripes(packs, partial=partial)
         self.spec = self._stripes.spec
         self.counters = Counters(self.spec.row_bytes)
         self.verify = verify
@@ -136,6 +138,16 @@ class PackReader:
             PackError: ROW_MISSING.
         """
         return self._written(key, self._stripes.of(key))
+
+    def written_keys(self) -> list[Key]:
+        """Return the keys of all rows that can be read, in file order."""
+        found = {
+            (layer, expert)
+            for pack in self.packs
+            for layer in pack.manifest.written
+            for expert in pack.spec.held
+        }
+        return self.file_order(found)
 
     def file_order(self, keys: Iterable[Key]) -> list[Key]:
         """Sort keys as their rows lie in the files, all stripes side by side."""
@@ -298,14 +310,17 @@ class PackReader:
 
     def _settle(self, piece: Piece, result: int) -> None:
         """Decide what the kernel's answer means for a piece."""
-        row = piece.row
+        row, begin, before = piece.row, piece.at, piece.attempts
         if result > 0:
             piece.at += result
             if piece.at >= piece.stop:
                 row.arrived[piece.start] = piece.stop
                 return
-            # The rest of a direct read must begin on a sector again.
-            piece.at = piece.at // ROW_ALIGNMENT * ROW_ALIGNMENT
+            piece.attempts = 0
+            if piece.file.direct:
+                # The rest must begin on a sector again; less than one is no progress.
+                piece.at = piece.at // ROW_ALIGNMENT * ROW_ALIGNMENT
+                piece.attempts = before if piece.at == begin else 0
             self._again(piece, PackErrorKind.ROW_SHORT, f"{piece.stop - piece.at} bytes fewer")
         elif result == 0:
             found = f"the file's end {piece.at} bytes into the row"
@@ -355,6 +370,9 @@ class PackReader:
             return
         row.files.pop(0).load -= 1
         if row.error is not None and row.files:
+            # What is still queued of the row would be read from the file that failed.
+            self._demand = deque(piece for piece in self._demand if piece.row is not row)
+            self._prefetch = deque(piece for piece in self._prefetch if piece.row is not row)
             row.restart()
             self._enqueue(row)
             return

@@ -17,12 +17,13 @@ class Stripes(Generic[File]):
 
     Args:
         packs: The packs that are to be read together.
+        partial: Accept that stripes are missing.
 
     Raises:
         PackError: STRIPES, no packs or a stripe is not among them; OTHER_PACK.
     """
 
-    def __init__(self, packs: Sequence[Pack]) -> None:
+    def __init__(self, packs: Sequence[Pack], *, partial: bool = False) -> None:
         if not packs:
             raise PackError(PackErrorKind.STRIPES, None, wanted="a pack at least", found="none")
         first = packs[0].spec
@@ -30,7 +31,7 @@ class Stripes(Generic[File]):
             expected = first.striped(pack.spec.stripe, first.stripes)
             check_same(expected, pack.spec, pack.path)
         found = {pack.spec.stripe for pack in packs}
-        if len(found) < first.stripes:
+        if len(found) < first.stripes and not partial:
             raise PackError(
                 PackErrorKind.STRIPES,
                 packs[0].path,
@@ -55,6 +56,15 @@ class Stripes(Generic[File]):
             PackError: ROW_MISSING, no file does.
         """
         layer, expert = key
-        if layer not in self.spec.layers or not 0 <= expert < self.spec.experts:
-            self.spec.offset(layer, expert)
-        return self._files[expert % len(self._files)]
+        if layer in self.spec.layers and 0 <= expert < self.spec.experts:
+            files = self._files[expert % len(self._files)]
+            if files:
+                return files
+        raise PackError(
+            PackErrorKind.ROW_MISSING,
+            None,
+            wanted=f"a layer of {list(self.spec.layers)} and an expert below {self.spec.experts}",
+            found=f"layer {layer}, expert {expert}",
+            layer=layer,
+            expert=expert,
+        )

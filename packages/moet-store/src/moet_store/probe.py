@@ -1,0 +1,82 @@
+"""Finds how many reads a drive wants at a time."""
+
+import random
+import statistics
+import time
+
+from moet_store.memory import aligned_buffer
+from moet_store.reader import PIECE_BYTES, PackReader
+from moet_store.rows import Key
+
+__all__ = ["DEPTHS", "throughput", "tune_depth"]
+
+DEPTHS = (4, 8, 16, 32, 64)
+
+NEAR = 0.97
+"""A smaller depth that reaches so much of the best is better: demand reads wait less behind it."""
+
+
+def tune_depth(reader: PackReader, *, seconds: float = 0.1, rounds: int = 3) -> int:
+    """Measure depths in turn and set the smallest that is as good as the best.
+
+    Reads random rows for about `seconds * rounds * len(DEPTHS)`; nothing else may be reading. What
+    it read is not counted.
+
+    Args:
+        reader: The reader to tune.
+        seconds: How long one measurement takes.
+        rounds: Measurements of each depth, taken alternately because shared drives swing.
+
+    Returns:
+        The depth that was set.
+    """
+    keys = reader.written_keys()
+    if not keys:
+        return reader.depth
+    chosen: list[int] = []
+    for depth in DEPTHS:
+        reader.set_depth(depth)
+        if reader.depth not in chosen:
+            chosen.append(reader.depth)
+    samples: dict[int, list[float]] = {depth: [] for depth in chosen}
+    order = random.Random(0)  # noqa: S311 - which rows are read is no secret
+    for _ in range(rounds):
+        for depth in chosen:
+            reader.set_depth(depth)
+            rows = -(-depth * PIECE_BYTES // reader.spec.row_bytes) + 1
+            samples[depth].append(throughput(reader, keys, order, rows, seconds))
+    medians = {depth: statistics.median(found) for depth, found in samples.items()}
+    best = max(medians.values())
+    depth = next(depth for depth in chosen if medians[depth] >= NEAR * best)
+    reader.set_depth(depth)
+    reader.counters.forget_reads()
+    return depth
+
+
+def throughput(
+    reader: PackReader, keys: list[Key], order: random.Random, rows: int, seconds: float
+) -> float:
+    """Read random rows, `rows` of them at a time, and return bytes a second.
+
+    Raises:
+        PackError: A row could not be read.
+    """
+    row_bytes = reader.spec.row_bytes
+    region = aligned_buffer(rows * row_bytes)
+    begin = time.perf_counter()
+    buffers = {}
+    for at in range(0, len(region), row_bytes):
+        (ticket,) = reader.submit([order.choice(keys)], [region[at : at + row_bytes]])
+        buffers[ticket] = region[at : at + row_bytes]
+    done, elapsed = 0, 0.0
+    while buffers:
+        for completion in reader.poll() or reader.wait([next(iter(buffers))]):
+            if completion.error is not None:
+                raise completion.error
+            done += 1
+            elapsed = time.perf_counter() - begin
+            buffer = buffers.pop(completion.ticket)
+            if elapsed < seconds:
+                (ticket,) = reader.submit([order.choice(keys)], [buffer])
+                buffers[ticket] = buffer
+    return done * row_bytes / elapsed
