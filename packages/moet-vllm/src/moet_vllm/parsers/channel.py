@@ -1,6 +1,6 @@
 """One channel of text, content or reasoning: keeps back blanks that may turn out to be markup."""
 
-__all__ = ["Channel"]
+__all__ = ["MAX_BLANKS", "Channel"]
 
 MAX_BLANKS = 64
 

@@ -37,8 +37,9 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: of the family.
         marks: kind of marker to regular expression. Every match begins with `<`, is at most
-            `MAX_MARK` characters long, and contains no other `<`. The groups `name` and `string`
-            are those attributes of the tag.
+            `MAX_MARK` characters long, and contains no other `<`. What a tag says of itself is in
+            the groups `tool`, `parameter` (their names) and `string` ("true" or "false").
+        closing: how the markers that close a value and a call are spelled.
         arguments: "tagged" (one marked value for each parameter) or "json" (one JSON object).
         head: where the name of a JSON call is: "name" (all before the separator), "id" (an id
             that holds the name, before the separator) or "after" (after the separator).
@@ -50,6 +51,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     marks: dict[Mark, str]
+    closing: dict[Mark, str]
     arguments: Literal["tagged", "json"]
     head: Literal["name", "id", "after"] = "name"
     turn: str
@@ -118,18 +120,19 @@ def _dsml() -> dict[Mark, str]:
     close = f"< ?/{bar}DSML{bar}"
     section = "(?:tool_calls|function_calls|tool_use)"
 
-    def attribute(name: str, value: str) -> str:
-        return rf"""\s{{1,4}}{name} ?= ?(?:"(?P<{name}>{value})"|'(?P<{name}>{value})')"""
+    def attribute(name: str, group: str, value: str) -> str:
+        return rf"""\s{{1,4}}{name} ?= ?["'](?P<{group}>{value})["']"""
 
     text = r"""[^"'<>\n]{1,256}"""
     return {
         **_literals(_THINK),
         Mark.SECTION_OPEN: f"{lead}{section}{end}",
         Mark.SECTION_CLOSE: f"{close}{section}{end}",
-        Mark.CALL_OPEN: f"{lead}invoke{attribute('name', text)}{end}",
+        Mark.CALL_OPEN: f"{lead}invoke{attribute('name', 'tool', text)}{end}",
         Mark.CALL_CLOSE: f"{close}invoke{end}",
         Mark.VALUE_OPEN: (
-            f"{lead}parameter{attribute('name', text)}(?:{attribute('string', 'true|false')})?{end}"
+            f"{lead}parameter{attribute('name', 'parameter', text)}"
+            f"(?:{attribute('string', 'string', 'true|false')})?{end}"
         ),
         Mark.VALUE_CLOSE: f"{close}parameter{end}",
         Mark.NOISE: "|".join(
@@ -138,12 +141,18 @@ def _dsml() -> dict[Mark, str]:
     }
 
 
+_DSML_CLOSING = {
+    Mark.VALUE_CLOSE: "</｜DSML｜parameter>",
+    Mark.CALL_CLOSE: "</｜DSML｜invoke>",
+}
+
 FAMILIES: dict[str, Grammar] = {
     grammar.name: grammar
     for grammar in (
         Grammar(
             name="glm45",
             marks=_GLM,
+            closing={Mark.VALUE_CLOSE: "</arg_value>", Mark.CALL_CLOSE: "</tool_call>"},
             arguments="tagged",
             turn="<|assistant|>",
             thinks="model",
@@ -152,6 +161,7 @@ FAMILIES: dict[str, Grammar] = {
         Grammar(
             name="glm47",
             marks=_GLM,
+            closing={Mark.VALUE_CLOSE: "</arg_value>", Mark.CALL_CLOSE: "</tool_call>"},
             arguments="tagged",
             turn="<|assistant|>",
             thinks="prompt",
@@ -160,6 +170,7 @@ FAMILIES: dict[str, Grammar] = {
         Grammar(
             name="kimi_k2",
             marks=_KIMI,
+            closing={Mark.CALL_CLOSE: "<|tool_call_end|>"},
             arguments="json",
             head="id",
             turn="<|im_middle|>",
@@ -169,6 +180,7 @@ FAMILIES: dict[str, Grammar] = {
         Grammar(
             name="deepseek_v3",
             marks=_DEEPSEEK_V3,
+            closing={Mark.CALL_CLOSE: "<｜tool▁call▁end｜>"},
             arguments="json",
             head="after",
             turn="<｜Assistant｜>",
@@ -178,6 +190,7 @@ FAMILIES: dict[str, Grammar] = {
         Grammar(
             name="deepseek_v31",
             marks=_DEEPSEEK_V3,
+            closing={Mark.CALL_CLOSE: "<｜tool▁call▁end｜>"},
             arguments="json",
             turn="<｜Assistant｜>",
             thinks="never",
@@ -186,6 +199,7 @@ FAMILIES: dict[str, Grammar] = {
         Grammar(
             name="deepseek_v32",
             marks=_dsml(),
+            closing=_DSML_CLOSING,
             arguments="tagged",
             turn="<｜Assistant｜>",
             thinks="never",
@@ -194,6 +208,7 @@ FAMILIES: dict[str, Grammar] = {
         Grammar(
             name="deepseek_v4",
             marks=_dsml(),
+            closing=_DSML_CLOSING,
             arguments="tagged",
             turn="<｜Assistant｜>",
             thinks="never",

@@ -21,6 +21,13 @@ def quoted_part(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
+def _end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
+    """Return where the match at `at` ends; the patterns here match the empty text too."""
+    found = pattern.match(text, at)
+    assert found is not None
+    return found.end()
+
+
 class _Wants(Enum):
     """What may come next, outside of strings and scalars."""
 
@@ -86,14 +93,14 @@ class JsonScanner:
         if self.in_string:
             return self._string(text, at)
         if self._scalar is not None:
-            end = _SCALAR.match(text, at).end()  # type: ignore[union-attr] - it matches ""
+            end = _end_of(_SCALAR, text, at)
             self._scalar += text[at:end]
             if len(self._scalar) > MAX_SCALAR:
                 self.failed = True
             elif end < len(text):
                 self._end_scalar()
             return end
-        end = _BLANK.match(text, at).end()  # type: ignore[union-attr] - it matches ""
+        end = _end_of(_BLANK, text, at)
         return end if end > at else self._structure(text[at], at)
 
     def _string(self, text: str, at: int) -> int:
@@ -119,7 +126,7 @@ class JsonScanner:
             return at + 1
         if char < " ":
             return at + 1
-        return _PLAIN.match(text, at).end()  # type: ignore[union-attr] - it matches ""
+        return _end_of(_PLAIN, text, at)
 
     def _structure(self, char: str, at: int) -> int:
         wants = self._wants

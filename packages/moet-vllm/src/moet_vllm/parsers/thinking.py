@@ -4,11 +4,11 @@ from enum import Enum, StrEnum, auto
 
 import msgspec
 
-from moet_vllm.parsers.channel import Channel
+from moet_vllm.parsers.channel import MAX_BLANKS, Channel
 from moet_vllm.parsers.grammar import Grammar, Mark
 from moet_vllm.parsers.lexer import Lexer, is_cut_marker, pattern_of
 
-__all__ = ["Thinking", "ThinkingStage", "thinking_of_prompt"]
+__all__ = ["Split", "Thinking", "ThinkingStage", "thinking_of_prompt"]
 
 
 class Thinking(StrEnum):
@@ -32,7 +32,7 @@ class _State(Enum):
     AFTER = auto()
 
 
-_ENDS = (Mark.THINK_OPEN, Mark.THINK_CLOSE, Mark.SECTION_OPEN, Mark.CALL_OPEN)
+_CALLS = (Mark.SECTION_OPEN, Mark.CALL_OPEN)
 
 
 class ThinkingStage:
@@ -66,14 +66,14 @@ class ThinkingStage:
         reasoning: list[str] = []
         while self._state is not _State.AFTER:
             run = self._lexer.text(self._pattern)
-            if run and self._state is _State.BEFORE and run.strip():
+            if run and self._state is _State.INSIDE:
+                self._lexer.skip(len(run))
+                reasoning.append(self._channel.add(run))
+            elif run.strip() or len(self._blanks) + len(run) > MAX_BLANKS:
                 self._state = _State.AFTER
             elif run:
                 self._lexer.skip(len(run))
-                if self._state is _State.BEFORE:
-                    self._blanks = (self._blanks + run)[-64:]
-                else:
-                    reasoning.append(self._channel.add(run))
+                self._blanks += run
             elif not self._mark(reasoning):
                 return Split("".join(reasoning))
         blanks, self._blanks = self._blanks, ""
@@ -102,7 +102,7 @@ class ThinkingStage:
             reasoning.append(self._channel.end())
             self._state = _State.BEFORE
             self._blanks = ""
-        elif mark in _ENDS or self._state is _State.BEFORE:
+        elif mark in _CALLS or self._state is _State.BEFORE:
             reasoning.append(self._channel.end())
             self._state = _State.AFTER
             self._lexer.untake(found)
@@ -119,9 +119,7 @@ def thinking_of_prompt(grammar: Grammar, prompt: str) -> Thinking | None:
     turn = prompt.rfind(grammar.turn)
     if turn < 0:
         return None
-    found = list(
-        pattern_of(grammar, (Mark.THINK_OPEN, Mark.THINK_CLOSE)).finditer(prompt, turn)
-    )
+    found = list(pattern_of(grammar, (Mark.THINK_OPEN, Mark.THINK_CLOSE)).finditer(prompt, turn))
     if not found:
         return Thinking.MODEL
     return Thinking.PROMPT if found[-1].lastgroup == Mark.THINK_OPEN else Thinking.OFF

@@ -22,7 +22,7 @@ _STARTS = {
     "t": {"boolean"},
     "f": {"boolean"},
     "n": {"null"},
-    **dict.fromkeys("-0123456789", {"number", "integer"}),
+    **{first: {"number", "integer"} for first in "-0123456789"},
 }
 
 
