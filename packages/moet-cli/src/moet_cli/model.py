@@ -1,11 +1,12 @@
 """Where a model comes from: a folder, the Hugging Face hub, or made on the spot."""
 
+import hashlib
+import importlib.util
 import os
 import re
 from enum import Enum
 from pathlib import Path
 
-from moet_cli import __version__
 from moet_core.errors import ConfigError
 
 __all__ = ["ModelKind", "fetch_model", "kind_of", "local_folder", "planned_folder"]
@@ -66,10 +67,7 @@ def fetch_model(model: str) -> Path:
     """
     kind = kind_of(model)
     if kind is ModelKind.SYNTHETIC:
-        from moet_vllm.synthetic import write_checkpoint
-
-        source = model.removeprefix(_SYNTHETIC)
-        return write_checkpoint(_synthetic_folder(model), source=source)
+        return local_folder(model) or _make(model)
     if kind is ModelKind.HUB:
         return _download(model)
     folder = local_folder(model)
@@ -89,9 +87,20 @@ def _path(model: str) -> Path:
 
 
 def _synthetic_folder(model: str) -> Path:
+    """Return a folder of the cache that is another one when the maker's code changes."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    maker = importlib.util.find_spec("moet_vllm.synthetic")
+    assert maker is not None
+    assert maker.origin is not None
+    version = hashlib.sha256(Path(maker.origin).read_bytes()).hexdigest()[:12]
+    return cache / "moet" / f"synthetic-{model.removeprefix(_SYNTHETIC)}-{version}"
+
+
+def _make(model: str) -> Path:
+    from moet_vllm.synthetic import write_checkpoint  # imports torch
+
     source = model.removeprefix(_SYNTHETIC)
-    return cache / "moet" / f"synthetic-{source}-{__version__}"
+    return write_checkpoint(_synthetic_folder(model), source=source)
 
 
 def _download(model: str) -> Path:

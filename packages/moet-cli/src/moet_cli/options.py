@@ -37,13 +37,13 @@ class Target(Enum):
 
     MOET: the plugin; a field of `moet_vllm.config.MoetConfig`.
     FLAG: vLLM, as a flag of `vllm serve`.
-    ENVIRONMENT: vLLM, as one of its environment variables.
+    ENVIRONMENT: vLLM or torch, as one of their environment variables.
     LAUNCHER: this command line itself.
     """
 
     MOET = "moet"
     FLAG = "vLLM flag"
-    ENVIRONMENT = "vLLM environment"
+    ENVIRONMENT = "environment"
     LAUNCHER = "moet launcher"
 
 
@@ -133,6 +133,12 @@ OPTIONS: dict[str, Option] = {
             str,
             "VLLM_CPU_OMP_THREADS_BIND",
             "cores of each worker, as in 0-3|4-7 (vLLM's CPU build only)",
+        ),
+        _environment(
+            "torch_compile_disable",
+            Annotated[int, msgspec.Meta(ge=0, le=1)],
+            "TORCH_COMPILE_DISABLE",
+            "1: torch compiles nothing, not even what enforce_eager leaves",
         ),
     )
 }
