@@ -135,7 +135,7 @@ def tools_env() -> Path:
     stamp_file = folder / "moet-stamp"
     stamp = stamp_of(*LINT_TOOLS)
     if not stamp_file.exists() or stamp_file.read_text() != stamp:
-        pip(fresh_env(folder), *LINT_TOOLS)
+        pip(fresh_env(folder), *LINT_TOOLS, *editable("moet-core"))
         stamp_file.write_text(stamp)
     return folder / "bin"
 
@@ -162,12 +162,13 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and types."""
+    """Check style, types and that the tables of docs/ say what bench/results says."""
     tools = tools_env()
     run(session, str(tools / "ruff"), "check", ".")
     run(session, str(tools / "ruff"), "format", "--check", ".")
     sources = [f"packages/{name}/src" for name in PACKAGES]
     run(session, str(tools / "mypy"), *sources, "noxfile.py")
+    run(session, str(tools / "python"), "bench/render.py", "--check")
 
 
 @nox.session

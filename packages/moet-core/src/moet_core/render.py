@@ -1,0 +1,83 @@
+"""Tables of documentation pages, rendered from committed result files.
+
+A page holds blocks of the form
+
+    <!-- rendered from bench/results/codecs.json -->
+    ...
+    <!-- end -->
+
+and everything between the two lines is written by `render_page`. `stale_pages` finds pages whose
+blocks do not say what the files say.
+"""
+
+import re
+from pathlib import Path
+
+from moet_core.errors import ConfigError
+from moet_core.results import Measurement, Result, read_result
+
+__all__ = ["render_page", "result_table", "stale_pages"]
+
+_BLOCK = re.compile(
+    r"^<!-- rendered from (?P<file>\S+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL
+)
+
+
+def render_page(page: str, root: Path) -> str:
+    """Return a page with all its blocks rendered anew.
+
+    Args:
+        page: text of the page.
+        root: folder that the files' names in the page are relative to.
+
+    Raises:
+        ConfigError: a block without an end, or a result file that cannot be read.
+    """
+    if page.count("<!-- rendered from ") != len(_BLOCK.findall(page)):
+        raise ConfigError(
+            "A block '<!-- rendered from FILE -->' has no '<!-- end -->' on a line of its own."
+        )
+
+    def block(found: re.Match[str]) -> str:
+        name = found["file"]
+        return (
+            f"<!-- rendered from {name} -->\n{result_table(read_result(root / name))}<!-- end -->"
+        )
+
+    return _BLOCK.sub(block, page)
+
+
+def stale_pages(root: Path, pages: list[Path]) -> list[Path]:
+    """Return the pages that `render_page` would change."""
+    return [page for page in pages if render_page(page.read_text(), root) != page.read_text()]
+
+
+def result_table(result: Result) -> str:
+    """Return a result as Markdown: its measurements, then what they were measured on."""
+    lines = ["| what | median | min | max | samples |", "|---|---:|---:|---:|---:|"]
+    lines += [_row(found) for found in result.measurements]
+    machine = result.machine
+    memory = f"{machine.memory_bytes / 2**30:.0f} GiB"
+    what = ", ".join((*machine.gpus, machine.cpu, f"{machine.cores} cores", memory))
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(result.versions.items()))
+    commit = "no commit"
+    if result.commit is not None:
+        commit = result.commit.id[:12] + (", changed" if result.commit.dirty else "")
+    lines += [
+        "",
+        f"Measured {result.started:%Y-%m-%d} on {what}; {versions}; commit {commit}.",
+        *result.notes,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _row(found: Measurement) -> str:
+    numbers = " | ".join(_number(x) for x in (found.median, found.min, found.max))
+    return f"| {found.name} ({found.unit}) | {numbers} | {len(found.samples)} |"
+
+
+def _number(value: float) -> str:
+    """Four significant digits, without an exponent."""
+    if value == 0 or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"

@@ -1,0 +1,65 @@
+"""Documentation tables say what the result files say, and drift is found."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from moet_core.errors import ConfigError
+from moet_core.render import render_page, stale_pages
+from moet_core.results import Command, Commit, Machine, Result, measurement, write_result
+
+WHEN = datetime(2026, 1, 2, tzinfo=UTC)
+PAGE = "# Speed\n\n<!-- rendered from r.json -->\n<!-- end -->\n\nText.\n"
+
+
+def write(root: Path, samples: list[float]) -> None:
+    result = Result(
+        kind="codecs",
+        started=WHEN,
+        finished=WHEN,
+        commit=Commit("0123456789abcdef", True),
+        versions={"numpy": "2.0", "moet": "0.1"},
+        machine=Machine("A CPU", 2, 4 * 2**30, "6.1"),
+        command=Command(("moet",)),
+        measurements=(measurement("encode", "MB/s", samples),),
+        notes=("One thread.",),
+    )
+    write_result(root / "r.json", result, force=True)
+
+
+def test_a_block_becomes_the_file_s_table(tmp_path: Path) -> None:
+    write(tmp_path, [1234.5, 10, 0.12345])
+    assert render_page(PAGE, tmp_path) == (
+        "# Speed\n\n<!-- rendered from r.json -->\n"
+        "| what | median | min | max | samples |\n|---|---:|---:|---:|---:|\n"
+        "| encode (MB/s) | 10 | 0.1235 | 1,234 | 3 |\n\n"
+        "Measured 2026-01-02 on A CPU, 2 cores, 4 GiB; moet 0.1, numpy 2.0; "
+        "commit 0123456789ab, changed.\nOne thread.\n"
+        "<!-- end -->\n\nText.\n"
+    )
+
+
+def test_rendering_twice_changes_nothing(tmp_path: Path) -> None:
+    write(tmp_path, [1.0])
+    once = render_page(PAGE, tmp_path)
+    assert render_page(once, tmp_path) == once
+
+
+def test_a_page_that_says_something_else_is_stale(tmp_path: Path) -> None:
+    write(tmp_path, [1.0])
+    page = tmp_path / "page.md"
+    page.write_text(render_page(PAGE, tmp_path))
+    assert stale_pages(tmp_path, [page]) == []
+    write(tmp_path, [2.0])
+    assert stale_pages(tmp_path, [page]) == [page]
+
+
+def test_a_block_without_an_end_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no '<!-- end -->'"):
+        render_page("<!-- rendered from r.json -->\n", tmp_path)
+
+
+def test_a_missing_result_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"r\.json"):
+        render_page(PAGE, tmp_path)
