@@ -43,6 +43,10 @@ class TestErrors:
             "RuntimeError: Engine core initialization failed.",
         ]
 
+    def test_what_a_warning_quotes_is_no_error(self):
+        lines = ["WARNING 12-01 can cause OSError: too many files", "RuntimeError: it broke"]
+        assert error_lines(lines) == ["RuntimeError: it broke"]
+
     def test_without_an_exception_the_loggers_errors(self):
         assert error_lines(["fine", "ERROR 12-01 no space", "fine"]) == ["ERROR 12-01 no space"]
 

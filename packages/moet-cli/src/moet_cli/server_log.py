@@ -1,13 +1,14 @@
 """Follows a server's log file: whole lines as they come, and the errors worth quoting."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 __all__ = ["LogFollower", "error_lines"]
 
 _LINE_END = re.compile(rb"[\r\n]+")  # progress bars end their lines with a carriage return
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_BELOW_ERROR = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b")  # these may quote errors as examples
 _EXCEPTION = re.compile(r"\b[\w.]*(?:Error|Exception|Interrupt|Exit): .+")
 _ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|Killed)\b|\berror:")
 
@@ -30,14 +31,14 @@ class LogFollower:
         self._file.close()
 
 
-def error_lines(lines: Iterable[str], most: int = 6) -> list[str]:
+def error_lines(lines: Sequence[str], most: int = 6) -> list[str]:
     """Pick the lines that say what went wrong.
 
     These are distinct exception messages if there are any, else lines that a logger marked as
     errors, else the last lines; the first and the last ones if there are more than `most`: the
     cause comes first, and what it led to last.
     """
-    lines = list(lines)
+    lines = [line for line in lines if not _BELOW_ERROR.search(line)] or list(lines)
     exceptions = [found.group() for line in lines if (found := _EXCEPTION.search(line))]
     errors = [line for line in lines if _ERROR.search(line)]
     picked = list(dict.fromkeys(exceptions or errors)) or lines[-most:]

@@ -227,7 +227,7 @@ class Server:
 
     def _failed(self, what: str) -> ServerError:
         self._read()
-        said = "".join(f"\n    {line[:300]}" for line in error_lines(self._lines))
+        said = "".join(f"\n    {line[:300]}" for line in error_lines(list(self._lines)))
         quoted = f" The log says:{said}\n" if said else " "
         return ServerError(f"{what.rstrip('.')}.{quoted}Its whole output: {self.launch.log}")
 
