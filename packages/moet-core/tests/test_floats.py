@@ -94,6 +94,12 @@ def test_bf16_rounds_to_nearest_even(value):
         assert bits % 2 == 0
 
 
+@pytest.mark.parametrize("lower", [0x0000, 0x0001, 0x007F, 0x3F80, 0x3F81, 0x7F7E, 0xC001, 0xC002])
+def test_bf16_midpoints_go_to_the_even_pattern(lower):
+    middle = np.array([(lower << 16) + 0x8000], dtype=np.uint32).view(np.float32)
+    assert floats.float32_to_bf16(middle) == lower + lower % 2
+
+
 def test_bf16_keeps_infinity_and_nan():
     bits = floats.float32_to_bf16(np.array([np.inf, -np.inf, np.nan], dtype=np.float32))
     assert bits.tolist()[:2] == [0x7F80, 0xFF80]

@@ -8,6 +8,7 @@ from moet_core.codecs import codec_names, get_codec
 from moet_core.errors import ConfigError, TensorError
 from moet_core.row import build_row, decode_row, encode_expert, row_layout, split_row
 from moet_core.samples import FORMATS, difficult_source, typical_source
+from moet_core.sources import FloatSource
 
 HIDDEN, INTERMEDIATE = 96, 64
 
@@ -133,6 +134,16 @@ def test_ranks_decode_to_slices_of_the_whole_expert(source_format, codec, first)
         expected13 = np.concatenate([np.split(gate, 2)[rank], np.split(up, 2)[rank]])
         np.testing.assert_array_equal(part13, expected13)
         np.testing.assert_array_equal(part2, np.split(w2, 2, axis=1)[rank])
+
+
+def test_where_zeros_go_is_decided_before_sharding():
+    inner = np.zeros((64, 32), np.float32)
+    inner[32:] *= -1.0  # each rank's zeros share a sign, those of the whole do not
+    source, down = FloatSource("x", inner), FloatSource("y", np.ascontiguousarray(inner.T))
+    for rank in range(2):
+        row = encode_expert("w2", source, source, down, rank=rank, size=2)
+        by_sign = encode_expert("w2", source, source, down, rank=rank, size=2, zeros="sign")
+        np.testing.assert_array_equal(row, by_sign)
 
 
 def test_a_matrix_of_another_shape_or_codec_is_refused():

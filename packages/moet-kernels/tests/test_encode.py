@@ -89,6 +89,15 @@ def test_every_bf16_equals_golden(bits):
     assert_twins("fp4-mx", source)
 
 
+def test_exponents_agree_next_to_their_bound():
+    bound = np.float32(quantise.ROUND_UP_MANTISSA).view(np.int32)
+    near = (bound + np.arange(-8, 8, dtype=np.int32)).view(np.float32)
+    weight = np.zeros((16, 64), np.float32)
+    weight[:, 5], weight[:, 40] = near, np.ldexp(near, 20)
+    assert len(np.unique(quantise.fp4_mx_nibbles(golden.FloatSource("x", weight))[1])) == 4
+    assert_twins("fp4-mx", golden.FloatSource("x", weight))
+
+
 def test_eight_bit_floats_may_have_their_own_dtypes():
     for source_format, part, dtype in (
         ("fp8", "weight", torch.float8_e4m3fn),
@@ -196,6 +205,19 @@ def test_experts_are_written_into_rows_as_the_golden_row(pair, seed, ranks):
     expected = encode_expert(codec, *sources_, rank=rank, size=size)
     np.testing.assert_array_equal(pool[1].numpy(), expected)
     assert (pool[[0, 2]] == 0xEE).all()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_where_zeros_go_is_decided_before_sharding(rank):
+    inner = np.zeros((64, 32), np.float32)
+    inner[32:] *= -1.0  # each rank's zeros share a sign, those of the whole do not
+    source, down = golden.FloatSource("x", inner), golden.FloatSource("y", inner.T.copy())
+    layout = row_layout("w2", 32, 32)
+    row = torch.empty(layout.row_bytes, dtype=torch.uint8)
+    twins = from_numpy(source), from_numpy(source), from_numpy(down)
+    encode_expert_into(row, layout, *twins, rank=rank, size=2)
+    expected = encode_expert("w2", source, source, down, rank=rank, size=2, zeros="sign")
+    np.testing.assert_array_equal(row.numpy(), expected)
 
 
 def test_each_matrix_may_have_its_own_zeros_mode():
