@@ -158,7 +158,7 @@ def test_a_matrix_of_another_shape_or_codec_is_refused():
 
 def test_a_row_of_another_length_is_refused():
     layout = row_layout("w2", HIDDEN, INTERMEDIATE)
-    with pytest.raises(ConfigError, match="A row must be 8192 bytes, got uint8"):
+    with pytest.raises(ConfigError, match=r"A w2 row must be uint8 \[8192\], got uint8 \[4096\]"):
         split_row(layout, np.zeros(4096, dtype=np.uint8))
 
 

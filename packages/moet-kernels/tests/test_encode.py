@@ -238,3 +238,10 @@ def test_an_expert_of_another_shape_is_refused():
     row = torch.empty(layout.row_bytes, dtype=torch.uint8)
     with pytest.raises(ConfigError, match=r"gate matrix must be w2 \[64, 64\], got w2 \[32, 64\]"):
         encode_expert_into(row, layout, *sources_)
+
+
+def test_a_row_of_another_length_is_refused():
+    sources_ = list(map(from_numpy, expert("bf16", 64, 64)))
+    row = torch.empty(100, dtype=torch.uint8)
+    with pytest.raises(ConfigError, match=r"A w2 row must be uint8 \[4096\], got uint8 \[100\]"):
+        encode_expert_into(row, row_layout("w2", 64, 64), *sources_)

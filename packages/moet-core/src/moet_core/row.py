@@ -9,6 +9,7 @@ host memory and in a GPU slot: a fetch is a copy.
 """
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -25,6 +26,7 @@ __all__ = [
     "Section",
     "build_row",
     "check_part",
+    "check_row",
     "decode_row",
     "encode_expert",
     "row_layout",
@@ -147,6 +149,16 @@ def check_part(layout: RowLayout, which: Projection, codec: str, shape: tuple[in
         )
 
 
+def check_row(layout: RowLayout, row: Any) -> None:
+    """Raise ConfigError unless an array or tensor is uint8 [row_bytes]."""
+    dtype = str(row.dtype).removeprefix("torch.")
+    if tuple(row.shape) != (layout.row_bytes,) or dtype != "uint8":
+        raise ConfigError(
+            f"A {layout.codec} row must be uint8 [{layout.row_bytes}], "
+            f"got {dtype} {list(row.shape)}."
+        )
+
+
 def build_row(layout: RowLayout, gate: Planes, up: Planes, down: Planes) -> Bytes:
     """Join three encoded matrices into a row uint8 [row_bytes], padded with zeros.
 
@@ -174,12 +186,9 @@ def split_row(layout: RowLayout, row: Bytes) -> tuple[Planes, Planes, Planes]:
     """Return the gate, up and down planes of a row uint8 [row_bytes], as views of it.
 
     Raises:
-        ConfigError: The row has another length.
+        ConfigError: The row has another length or dtype.
     """
-    if row.shape != (layout.row_bytes,) or row.dtype != np.uint8:
-        raise ConfigError(
-            f"A row must be {layout.row_bytes} bytes, got {row.dtype} {list(row.shape)}."
-        )
+    check_row(layout, row)
     scales: list[float | None] = [None, None, None]
     if layout.tensor_scales.length:
         stored = row[layout.tensor_scales.slice].copy().view("<f4")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moet_core.codecs import get_codec
 from moet_core.quantise import check_zeros_mode
-from moet_core.row import RowLayout, check_part
+from moet_core.row import RowLayout, check_part, check_row
 from moet_core.shards import Projection
 from moet_kernels import fragments
 from moet_kernels.convert import converter, zeros_alternate
@@ -104,8 +104,9 @@ def encode_expert_into(
 
     Raises:
         TensorError: A source is malformed, not finite or not divisible by `size`.
-        ConfigError: Unknown zeros mode, or shapes other than the layout's.
+        ConfigError: Unknown zeros mode, or a row or shapes other than the layout's.
     """
+    check_row(layout, row)
     gate_zeros, up_zeros, down_zeros = (zeros,) * 3 if isinstance(zeros, str) else zeros
     gate_codes, up_codes = row[layout.codes13.slice].chunk(2)
     gate_scales, up_scales = row[layout.scales13.slice].chunk(2)
