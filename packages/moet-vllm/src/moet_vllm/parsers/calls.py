@@ -22,7 +22,8 @@ class CallStage:
         self._any = pattern_of(grammar, Mark)
         self._call: TaggedCall | JsonCall | None = None
         self._in_section = False
-        self._section_text: str | None = None  # of a section without a call so far
+        self._section_text = ""  # of a section without a call so far
+        self._section_has_call = False
 
     def feed(self, text: str) -> None:
         """Take more text."""
@@ -38,7 +39,7 @@ class CallStage:
             self._text(held)
         if self._call is not None:
             self._call.finish()
-            self._call = None
+            self._forget_call()
         self._end_section()
         self._writer.end_content()
 
@@ -61,7 +62,7 @@ class CallStage:
             return used
         if not self._in_section:
             self._writer.content(text)
-        elif self._section_text is None:
+        elif self._section_has_call:
             if text.strip():
                 self._writer.fault(FaultKind.STRAY_TEXT, text)
         else:
@@ -83,14 +84,13 @@ class CallStage:
         match Mark(found.lastgroup):
             case Mark.CALL_OPEN:
                 self._writer.end_content(call_follows=True)
-                self._section_text = None
                 if self._grammar.arguments == "tagged":
                     self._call = TaggedCall(self._grammar, self._writer, found)
                 else:
                     self._call = JsonCall(self._grammar, self._writer)
             case Mark.SECTION_OPEN if not self._in_section:
                 self._writer.end_content(call_follows=True)
-                self._in_section, self._section_text = True, ""
+                self._in_section = True
             case Mark.SECTION_CLOSE if self._in_section:
                 self._end_section()
             case _:
@@ -108,12 +108,14 @@ class CallStage:
 
     def _forget_call(self) -> None:
         if self._call is not None and self._call.over:
+            self._section_has_call |= self._call.started
             self._call = None
 
     def _end_section(self) -> None:
         """End a section; what stands in one that has no call is content."""
-        text, self._section_text = self._section_text, None
+        text, self._section_text = self._section_text, ""
+        dropped, self._section_has_call = self._section_has_call, False
         self._in_section = False
-        if text is not None and text.strip():
+        if text.strip() and not dropped:
             self._writer.fault(FaultKind.MALFORMED_CALL, text)
             self._writer.content(text)

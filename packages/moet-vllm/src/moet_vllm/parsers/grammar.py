@@ -31,7 +31,7 @@ class Mark(StrEnum):
     NOISE = "noise"  # means nothing in a reply: turn and end tokens, mangled tags
 
 
-class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+class Grammar(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The reply format of a family.
 
     Attributes:
@@ -59,7 +59,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     structural_tag: str | None = None
 
 
-MAX_MARK = 512
+MAX_MARK = 640
 
 
 def _literals(marks: dict[Mark, str | tuple[str, ...]]) -> dict[Mark, str]:
@@ -123,6 +123,7 @@ def _dsml() -> dict[Mark, str]:
     def attribute(name: str, group: str, value: str) -> str:
         return rf"""\s{{1,4}}{name} ?= ?["'](?P<{group}>{value})["']"""
 
+    loose = r"""(?:\s{1,4}\w{1,20} ?= ?["']?[^"'<>\n]{0,128}["']?){0,3}"""
     text = r"""[^"'<>\n]{1,256}"""
     return {
         **_literals(_THINK),
@@ -136,7 +137,7 @@ def _dsml() -> dict[Mark, str]:
         ),
         Mark.VALUE_CLOSE: f"{close}parameter{end}",
         Mark.NOISE: "|".join(
-            [*map(regex.escape, _DEEPSEEK_TURNS), rf"<(?: ?/)?{bar}DSML{bar}[^<>]{{0,400}}>"]
+            [*map(regex.escape, _DEEPSEEK_TURNS), rf"<(?: ?/)?{bar}DSML{bar}\w{{0,20}}{loose}{end}"]
         ),
     }
 

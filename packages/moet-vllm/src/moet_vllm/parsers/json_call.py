@@ -28,6 +28,7 @@ class JsonCall:
     """One call while it arrives; the object's text is passed on byte for byte.
 
     Attributes:
+        started: its beginning is written.
         over: the call has ended, or was given up.
     """
 
@@ -41,7 +42,7 @@ class JsonCall:
         self._state = _State.HEAD
         self._head = ""
         self._text = ""
-        self.over = False
+        self.started = self.over = False
 
     @property
     def pattern(self) -> Pattern:
@@ -143,6 +144,7 @@ class JsonCall:
             self._writer.fault(FaultKind.MISSING_MARKER, "before the arguments")
             self._head = self._text
         self._writer.start(name, self._head.strip() if self._grammar.head == "id" else "")
+        self.started = True
         return True
 
     def _object(self, text: str) -> int:

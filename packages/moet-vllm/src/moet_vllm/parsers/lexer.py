@@ -20,13 +20,15 @@ MIN_CUT = 3
 
 
 @cache
-def _compile(alternatives: tuple[tuple[Mark, str], ...]) -> Pattern:
-    return regex.compile("|".join(f"(?P<{mark}>{text})" for mark, text in alternatives))
-
-
 def pattern_of(grammar: Grammar, marks: Iterable[Mark]) -> Pattern:
-    """Return the expression of those of `marks` that the grammar has; its group is the `Mark`."""
-    return _compile(tuple((mark, grammar.marks[mark]) for mark in marks if mark in grammar.marks))
+    """Return the expression of those of `marks` that the grammar has; its group is the `Mark`.
+
+    Args:
+        grammar: of the family.
+        marks: `Mark` for all of them, or a tuple of some.
+    """
+    found = [(mark, grammar.marks[mark]) for mark in marks if mark in grammar.marks]
+    return regex.compile("|".join(f"(?P<{mark}>{text})" for mark, text in found))
 
 
 class Lexer:
@@ -55,6 +57,8 @@ class Lexer:
 
     def mark(self, pattern: Pattern) -> Any:
         """Return the marker that the held text begins with, taken, or None."""
+        if self._at == len(self._buffer):
+            return None
         found = pattern.match(self._buffer, self._at)
         if found is not None:
             self._at = found.end()

@@ -31,6 +31,7 @@ class TaggedCall:
     """One call while it arrives.
 
     Attributes:
+        started: its beginning is written.
         over: the call has ended, or was given up.
     """
 
@@ -47,7 +48,7 @@ class TaggedCall:
         self._tail = Tail()
         self._value: Value | None = None
         self._parameters = 0
-        self.over = False
+        self.started = self.over = False
 
     @property
     def pattern(self) -> Pattern:
@@ -165,6 +166,7 @@ class TaggedCall:
     def _start(self, name: str) -> None:
         self._name = name
         self._writer.start(name)
+        self.started = True
         self._text = ""
         self._state = _State.BETWEEN
 
