@@ -116,6 +116,16 @@ def test_bf16_may_be_a_bfloat16_tensor():
     np.testing.assert_array_equal(encode_matrix("w2", typed).codes.numpy(), expected.codes)
 
 
+def test_the_sign_of_a_zero_tensor_scale_is_stored():
+    shapes = [(32, 32)] * 3
+    negative = [structs.replace(typical_source("nvfp4", *s), scale_2=-0.0) for s in shapes]
+    layout = row_layout("fp4-nv", 32, 32)
+    row = torch.empty(layout.row_bytes, dtype=torch.uint8)
+    encode_expert_into(row, layout, *map(from_numpy, negative))
+    np.testing.assert_array_equal(row.numpy(), encode_expert("fp4-nv", *negative))
+    assert row[layout.tensor_scales.slice].tolist() == [0, 0, 0, 0x80] * 3 + [0] * 4
+
+
 def test_nvfp4_tensor_scale_may_be_a_tensor():
     source = typical_source("nvfp4", 32, 64)
     typed = structs.replace(from_numpy(source), scale_2=torch.tensor([source.scale_2]))
@@ -149,6 +159,7 @@ def test_values_that_are_not_finite_are_refused_with_the_golden_words(source_for
 @pytest.mark.parametrize(
     ("source_format", "change"),
     [
+        ("mxfp4", {"nibbles": None}),
         ("mxfp4", {"scale": None}),
         ("nvfp4", {"scale_2": None}),
         ("nvfp4", {"scale_2": float("nan")}),

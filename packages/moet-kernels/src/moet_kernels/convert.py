@@ -95,10 +95,8 @@ def _w2_converter(source: Source, alternate: bool) -> Converter:
         bias = (8 - BIG_INDEX) * nibbles.ones
 
         def look_up(start: int, stop: int) -> tuple[Tensor, Tensor]:
-            words = as_words(source.nibbles[start:stop])
-            return to_nibble_bytes(to_codes(words, bias, nibbles), nibbles), source.scale[
-                start:stop
-            ]
+            codes = to_codes(as_words(source.nibbles[start:stop]), bias, nibbles)
+            return to_nibble_bytes(codes, nibbles), source.scale[start:stop]
 
         return look_up
 

@@ -70,8 +70,8 @@ def encode_matrix(
         TensorError: The source is malformed, not finite, or not representable.
         ConfigError: Unknown codec or zeros mode.
     """
-    chosen, device = get_codec(codec), device_of(source)
-    n, k = source.shape
+    chosen, source = get_codec(codec), normalised(source)
+    (n, k), device = source.shape, device_of(source)
     codes = torch.empty(chosen.code_bytes(n, k), dtype=torch.uint8, device=device)
     scales = torch.empty(chosen.scale_bytes(n, k), dtype=torch.uint8, device=device)
     tensor_scale = _encode_into(codec, source, codes, scales, zeros, whole)
@@ -112,18 +112,20 @@ def encode_expert_into(
     gate_scales, up_scales = row[layout.scales13.slice].chunk(2)
     down_codes, down_scales = row[layout.codes2.slice], row[layout.scales2.slice]
 
-    def put(source: Source, which: Projection, codes: Tensor, scales: Tensor, mode: str) -> float:
-        shard = shard_source(source, which, rank, size)
+    def put(
+        source: Source, which: Projection, codes: Tensor, scales: Tensor, mode: str
+    ) -> float | None:
+        shard = normalised(shard_source(source, which, rank, size))
         check_part(layout, which, layout.codec, shard.shape)
-        return _encode_into(layout.codec, shard, codes, scales, mode, source) or 0.0
+        return _encode_into(layout.codec, shard, codes, scales, mode, source)
 
-    parts = [
+    scale_of_each = [
         put(gate, "gate", gate_codes, gate_scales, gate_zeros),
         put(up, "up", up_codes, up_scales, up_zeros),
         put(down, "down", down_codes, down_scales, down_zeros),
     ]
     if layout.tensor_scales.length:
-        stored = torch.tensor([*parts, 0.0], dtype=torch.float32).view(torch.uint8)
+        stored = torch.tensor([*scale_of_each, 0.0], dtype=torch.float32).view(torch.uint8)
         row[layout.tensor_scales.slice] = stored.to(row.device)
     row[layout.payload_bytes :] = 0
 
@@ -131,10 +133,10 @@ def encode_expert_into(
 def _encode_into(
     codec: str, source: Source, codes: Tensor, scales: Tensor, zeros: str, whole: Source | None
 ) -> float | None:
+    """Encode a normalised source into its planes and return its tensor scale."""
     check_zeros_mode(zeros)
-    group = get_codec(codec).scale_group
-    source = normalised(source)
     validate(source)
+    group = get_codec(codec).scale_group
     convert, tensor_scale = converter(codec, source, zeros, whole or source)
     n = source.shape[0]
     pack = fragments.pack_codes2 if codec == "w2" else fragments.pack_nibbles

@@ -129,7 +129,7 @@ def nvfp4_reader(source: Nvfp4Source[Any]) -> Reader:
     device = source.nibbles.device
     plain = tensor_scale > 0 and bool(source.scale.view(torch.int8).min() > 0)
     group_scale = np.abs(np.nan_to_num(E4M3_VALUES) * tensor_scale)
-    peak = group_scale[:, None] * E2M1_MAGNITUDES
+    peak = E2M1_MAGNITUDES[:, None] * group_scale
     scale_byte = block_exponents(peak) + 127
     highest = int(scale_byte.max())
     lowest = int(scale_byte[peak > 0].min(initial=highest))
@@ -138,8 +138,8 @@ def nvfp4_reader(source: Nvfp4Source[Any]) -> Reader:
 
     @cache
     def bias_table(threshold: float) -> Tensor:
-        not_above = peak[:, None, :] <= np.ldexp(threshold, exponents)[:, None]
-        words = (8 - not_above.sum(axis=2)) * lanes.ones
+        not_above = peak[:, :, None] <= np.ldexp(threshold, exponents)
+        words = (8 - not_above.sum(axis=0)) * lanes.ones
         return torch.tensor(words.reshape(-1), device=device)
 
     def words(start: int, stop: int) -> Tensor:
@@ -154,11 +154,11 @@ def nvfp4_reader(source: Nvfp4Source[Any]) -> Reader:
 
     def grid(start: int, stop: int, words: Tensor) -> Grid:
         scale = source.scale[start:stop].int()
-        largest = scale * 8 + 7
+        entry = scale + 7 * 256
         other = _groups_without_largest(words)
         if other.numel():
-            largest.view(-1)[other] += _largest_nibble(words.view(-1)[other]).int() - 7
-        peaks = _take(scale_table, largest)
+            entry.view(-1)[other] -= (7 - _largest_nibble(words.view(-1)[other]).int()) * 256
+        peaks = _take(scale_table, entry)
         scales = torch.maximum(peaks[:, 0::2], peaks[:, 1::2])
         column = (scales.int() - lowest).clamp_(min=0)
         index = scale.mul_(len(exponents)).view(stop - start, -1, 2).add_(column.unsqueeze(2))
