@@ -137,7 +137,9 @@ class PackReader:
         Raises:
             PackError: ROW_MISSING.
         """
-        return self._written(key, self._stripes.of(key))
+        digest = self._having(key)[0].pack.manifest.digest(*key)
+        assert digest is not None
+        return digest
 
     def written_keys(self) -> list[Key]:
         """Return the keys of all rows that can be read, in file order."""
@@ -234,10 +236,7 @@ class PackReader:
         self._engine.add_file(file.fd)
 
     def _row(self, key: Key, buffer: Any) -> Row:
-        files = self._stripes.of(key)
-        # Of mirrors the one with the least to do.
-        files = sorted(files, key=lambda file: file.load)
-        row = Row(key, memoryview(buffer).cast("B"), files, self._written(key, files))
+        row = Row(key, memoryview(buffer).cast("B"), self._having(key))
         length, readonly = len(row.buffer), row.buffer.readonly
         if length != self.spec.row_bytes or readonly or address_of(row.buffer) % ROW_ALIGNMENT:
             raise PackError(
@@ -252,9 +251,11 @@ class PackReader:
             )
         return row
 
-    def _written(self, key: Key, files: Sequence[PackFile]) -> int:
-        digest = files[0].pack.manifest.digest(*key)
-        if digest is None:
+    def _having(self, key: Key) -> list[PackFile]:
+        """Return the files in which a row is written."""
+        files = self._stripes.of(key)
+        written = [file for file in files if file.pack.manifest.digest(*key) is not None]
+        if not written:
             raise PackError(
                 PackErrorKind.ROW_MISSING,
                 files[0].pack.path,
@@ -264,9 +265,12 @@ class PackReader:
                 layer=key[0],
                 expert=key[1],
             )
-        return digest
+        return written
 
     def _enqueue(self, row: Row) -> None:
+        # Of mirrors the one with the least to do.
+        row.files.sort(key=lambda file: file.load)
+        row.restart()
         pieces = self._prefetch if row.prefetch else self._demand
         for start in range(0, self.spec.row_bytes, PIECE_BYTES):
             pieces.append(Piece(row, start, min(start + PIECE_BYTES, self.spec.row_bytes)))
@@ -373,7 +377,6 @@ class PackReader:
             # What is still queued of the row would be read from the file that failed.
             self._demand = deque(piece for piece in self._demand if piece.row is not row)
             self._prefetch = deque(piece for piece in self._prefetch if piece.row is not row)
-            row.restart()
             self._enqueue(row)
             return
         del self._rows[row.ticket]

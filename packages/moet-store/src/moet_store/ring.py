@@ -161,6 +161,11 @@ class RingEngine:
         """See `Engine`."""
         if not self._closed:
             self._closed = True
+            # The kernel takes a ring apart later; the file system must be free of it now.
+            if self._files:
+                uring.io_uring_unregister_files(self._ring)
+            if self._regions:
+                uring.io_uring_unregister_buffers(self._ring)
             uring.io_uring_queue_exit(self._ring)
 
     def _registered(self, buffer: memoryview) -> int | None:

@@ -38,18 +38,18 @@ class Row:
         "wanted",
     )
 
-    def __init__(self, key: Key, buffer: memoryview, files: list[PackFile], wanted: int) -> None:
+    def __init__(self, key: Key, buffer: memoryview, files: list[PackFile]) -> None:
         self.ticket = -1
         self.key = key
         self.buffer = buffer
         self.files = files
-        self.wanted = wanted
         self.prefetch = False
         self.started: float | None = None
         self.restart()
 
     def restart(self) -> None:
-        """Forget what has arrived."""
+        """Forget what has arrived: the row is read from the first of `files`."""
+        self.wanted = self.files[0].pack.manifest.digest(*self.key)
         self.hasher = row_hasher(*self.key)
         self.arrived: dict[int, int] = {}
         self.hashed = 0

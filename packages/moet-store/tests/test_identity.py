@@ -1,0 +1,102 @@
+import json
+import os
+import shutil
+import struct
+
+import pytest
+
+from moet_store import PackErrorKind, bytes_identity, checkpoint_identity
+
+
+def write_shard(path, header, data):
+    body = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(body)) + body + data)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"hidden_size": 64}')
+    header = {"a": {"dtype": "U8", "shape": [100000], "data_offsets": [0, 100000]}}
+    write_shard(folder / "one.safetensors", header, bytes(100000))
+    write_shard(folder / "two.safetensors", header, bytes(100000))
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_it_survives_a_copy(checkpoint, tmp_path):
+    copy = tmp_path / "elsewhere" / "renamed"
+    shutil.copytree(checkpoint, copy)
+    for file in copy.iterdir():
+        os.utime(file, (1, 1))
+    assert checkpoint_identity(copy) == checkpoint_identity(checkpoint)
+
+
+def replace_in(path, old, new):
+    data = path.read_bytes()
+    assert old in data
+    path.write_bytes(data.replace(old, new))
+
+
+def rewrite_last_byte(path):
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+
+
+CHANGES = {
+    "config": lambda folder: replace_in(folder / "config.json", b"64", b"65"),
+    "index": lambda folder: replace_in(folder / "model.safetensors.index.json", b'"b"', b'"c"'),
+    "header": lambda folder: replace_in(folder / "two.safetensors", b'"U8"', b'"I8"'),
+    "size": lambda folder: os.truncate(folder / "two.safetensors", 110000),
+    "data": lambda folder: rewrite_last_byte(folder / "two.safetensors"),
+    "shard": lambda folder: replace_in(
+        folder / "model.safetensors.index.json", b"two.safetensors", b"one.safetensors"
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_it_changes_with_the_checkpoint(checkpoint, change):
+    before = checkpoint_identity(checkpoint)
+    change(checkpoint)
+    assert checkpoint_identity(checkpoint) != before
+
+
+def test_without_an_index_all_shards_count(checkpoint):
+    (checkpoint / "model.safetensors.index.json").unlink()
+    both = checkpoint_identity(checkpoint)
+    (checkpoint / "two.safetensors").unlink()
+    assert checkpoint_identity(checkpoint) != both
+
+
+BROKEN = {
+    "no config": lambda folder: (folder / "config.json").unlink(),
+    "no shard": lambda folder: (folder / "one.safetensors").unlink(),
+    "empty shard": lambda folder: (folder / "one.safetensors").write_bytes(b""),
+    "git-lfs": lambda folder: (folder / "one.safetensors").write_bytes(b"version https://git"),
+    "giant header": lambda folder: (folder / "one.safetensors").write_bytes(
+        b"<\0\0\0\0\xff\xff\xff"
+    ),
+    "index": lambda folder: (folder / "model.safetensors.index.json").write_text("{}"),
+    "index above": lambda folder: replace_in(
+        folder / "model.safetensors.index.json", b"one.safe", b"../one.safe"
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", BROKEN.values(), ids=BROKEN)
+def test_a_broken_checkpoint_has_no_identity(checkpoint, damage, refused):
+    damage(checkpoint)
+    with refused(PackErrorKind.CHECKPOINT):
+        checkpoint_identity(checkpoint)
+
+
+def test_an_empty_folder_has_no_identity(tmp_path, refused):
+    (tmp_path / "config.json").write_text("{}")
+    with refused(PackErrorKind.CHECKPOINT):
+        checkpoint_identity(tmp_path)
+
+
+def test_rows_of_no_checkpoint_have_an_identity():
+    assert bytes_identity(b"abc").startswith("ba7816bf8f01cfea")

@@ -1,0 +1,104 @@
+"""Writers that are killed at random, and files that lost their end."""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from moet_store import PackWriter, open_pack
+from moet_store.manifest import manifest_path
+
+KILLS = 200
+TRUNCATIONS = 100
+
+
+@pytest.fixture(scope="module")
+def spec(make_spec):
+    return make_spec(layers=tuple(range(4)), experts=2)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, spec, rows_of, folder_bytes):
+    """Write the pack without interruption; returns its folder's bytes and the seconds it took."""
+    folder = tmp_path_factory.mktemp("whole")
+    begin = time.perf_counter()
+    write_all(folder, spec, rows_of)
+    return folder_bytes(folder), time.perf_counter() - begin
+
+
+def write_all(folder, spec, rows_of):
+    with PackWriter(folder, spec) as writer:
+        for layer in writer.missing:
+            writer.write_layer(layer, rows_of(spec, layer))
+    return writer.path
+
+
+def write_and_be_killed(folder, spec, rows_of, seconds):
+    """Start a writer in a process of its own and kill it; returns whether the kill came in time."""
+    child = os.fork()
+    if not child:
+        try:
+            write_all(folder, spec, rows_of)
+        finally:
+            os._exit(0)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status)
+
+
+def test_killed_writers_leave_packs_that_resume(
+    tmp_path, spec, rows_of, whole, folder_bytes, record_testsuite_property
+):
+    expected, seconds = whole
+    chance = random.Random(4)
+    kills, folders, resumed = 0, 0, 0
+    while kills < KILLS:
+        folder = tmp_path / str(folders)
+        folder.mkdir()
+        folders += 1
+        # Several writers die on one pack; each starts from what the one before left.
+        while write_and_be_killed(folder, spec, rows_of, chance.uniform(0, seconds / 2)):
+            kills += 1
+            with PackWriter(folder, spec) as writer:
+                resumed += len(writer.missing) < len(spec.layers)
+                path = writer.path
+            # Whatever it names is whole.
+            open_pack(path, spec)
+        write_all(folder, spec, rows_of)
+        assert folder_bytes(folder) == expected
+    record_testsuite_property("kills", kills)
+    record_testsuite_property("packs", folders)
+    record_testsuite_property("resumed with finished layers", resumed)
+    assert resumed > KILLS // 10
+
+
+def test_truncated_packs_resume(tmp_path, spec, rows_of, whole, folder_bytes):
+    expected, _ = whole
+    chance = random.Random(5)
+    path = write_all(tmp_path, spec, rows_of)
+    for number in range(TRUNCATIONS):
+        victim = manifest_path(path) if number % 4 == 0 else path
+        os.truncate(victim, chance.randrange(victim.stat().st_size))
+        write_all(tmp_path, spec, rows_of)
+        assert folder_bytes(tmp_path) == expected
+
+
+def test_a_truncated_pack_names_only_layers_that_are_whole(tmp_path, spec, rows_of):
+    path = write_all(tmp_path, spec, rows_of)
+    os.truncate(path, spec.offset(2, 1))
+    with PackWriter(tmp_path, spec) as writer:
+        assert writer.missing == (2, 3)
+
+
+@pytest.mark.parametrize("lost", ["pack", "manifest", "both"])
+def test_packs_that_lost_a_file_resume(tmp_path, spec, rows_of, whole, folder_bytes, lost):
+    path = write_all(tmp_path, spec, rows_of)
+    if lost in ("pack", "both"):
+        path.unlink()
+    if lost in ("manifest", "both"):
+        manifest_path(path).unlink()
+    write_all(tmp_path, spec, rows_of)
+    assert folder_bytes(tmp_path) == whole[0]
