@@ -3,6 +3,7 @@ import os
 import runpy
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -72,6 +73,19 @@ class Cli:
         pids = self.server_pids()
         assert len(pids) == count
         return not any(runs(pid) for pid in pids)
+
+
+@pytest.fixture
+def wait_until():
+    """Return a function that waits for a condition, but not for ever."""
+
+    def wait(holds):
+        deadline = time.monotonic() + 60
+        while not holds():
+            assert time.monotonic() < deadline, "waited in vain"
+            time.sleep(0.05)
+
+    return wait
 
 
 @pytest.fixture

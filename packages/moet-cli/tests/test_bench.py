@@ -9,7 +9,7 @@ from moet_core.results import read_result
 
 class TestRun:
     def test_writes_a_result_with_samples_and_origin(self, moet, tmp_path):
-        done = moet("bench", "run", "demo", "--json", "--out", "r.json", "--set", "port=0")
+        done = moet("bench", "run", "demo", "--json", "--out", "r.json")
         assert done.code == 0, done.err
         result = read_result(tmp_path / "r.json")
         found = {m.name: m for m in result.measurements}
@@ -20,13 +20,14 @@ class TestRun:
         assert found["host memory"].max > 10_000_000
         assert (result.recipe, result.suite) == ("demo", "quick")
         assert result.command.argv[1:4] == ("bench", "run", "demo")
-        assert "moet_vllm.server" in result.command.server
+        assert result.command.server[0] == "env"
+        assert {"VLLM_CPU_KVCACHE_SPACE=1", "moet_vllm.server"} <= set(result.command.server)
         assert done.objects()[0]["result"] == json.loads((tmp_path / "r.json").read_text())
         assert moet.all_gone(1)
 
     def test_an_existing_file_is_refused_before_anything_runs(self, moet, tmp_path):
         (tmp_path / "r.json").write_text("precious")
-        done = moet("bench", "run", "demo", "--out", "r.json", "--set", "port=0")
+        done = moet("bench", "run", "demo", "--out", "r.json")
         assert done.code == 1
         assert "exists already" in done.err
         assert (tmp_path / "r.json").read_text() == "precious"

@@ -79,13 +79,14 @@ class TestReady:
             server.wait_ready(30, ignore)
         assert gone(1)
 
-    def test_too_slow(self, make_server, gone):
-        with (
-            make_server("silent") as server,
-            pytest.raises(ServerError, match=r"not ready after 1 s.*loading.*start_timeout"),
-        ):
-            server.wait_ready(1, ignore)
-        assert gone(1)
+    def test_too_slow(self, make_server, gone, tmp_path, wait_until):
+        with make_server("silent") as server:
+            wait_until(lambda: "load model" in (tmp_path / "server.log").read_text())
+            with pytest.raises(
+                ServerError, match=r"not ready after 0\.1 s.*loading.*start_timeout"
+            ):
+                server.wait_ready(0.1, ignore)
+            assert gone(1)
 
 
 class TestDeath:
@@ -148,7 +149,7 @@ class TestStop:
         with make_server("stubborn", "family", grace=0.5) as server:
             server.wait_ready(30, ignore)
             start = time.monotonic()
-        assert 0.5 <= time.monotonic() - start < 5
+        assert 0.5 <= time.monotonic() - start < 8
         assert gone(2)
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

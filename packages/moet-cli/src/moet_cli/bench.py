@@ -10,7 +10,7 @@ from rich.table import Table
 
 from moet_cli.checks import run_checks
 from moet_cli.client import Client
-from moet_cli.launch import make_launch, wait_ready
+from moet_cli.launch import command_line, make_launch, wait_ready
 from moet_cli.machine import describe_machine, find_commit, installed_versions
 from moet_cli.measure import NOTES, measure
 from moet_cli.memory import MemorySampler
@@ -57,7 +57,7 @@ def bench_run(output: Output, plan: Plan, suite_name: str, target: Target) -> No
         found,
         recipe=plan.recipe,
         suite=suite_name,
-        server=launch.command,
+        server=command_line(launch.command, launch.environment),
         notes=NOTES,
     )
     _finish(output, path, result, target.force)

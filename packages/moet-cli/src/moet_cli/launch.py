@@ -3,12 +3,10 @@
 import os
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from moet_core.checkpoint import check_checkpoint
 
 from moet_cli.checks import Check
 from moet_cli.model import fetch_model, planned_folder
@@ -17,8 +15,9 @@ from moet_cli.output import Output, make_table
 from moet_cli.plan import Plan, Value, environment, server_command, server_url
 from moet_cli.progress import shown
 from moet_cli.supervise import Launch, Server
+from moet_core.checkpoint import check_checkpoint
 
-__all__ = ["make_launch", "plan_as_data", "plan_as_text", "running", "wait_ready"]
+__all__ = ["command_line", "make_launch", "plan_as_data", "plan_as_text", "running", "wait_ready"]
 
 
 def make_launch(plan: Plan, output: Output) -> Launch:
@@ -57,6 +56,11 @@ def running(plan: Plan, output: Output) -> Iterator[Server]:
         yield server
 
 
+def command_line(command: Sequence[str], variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a command that runs another one with environment variables set."""
+    return ("env", *(f"{key}={value}" for key, value in variables.items()), *command)
+
+
 def plan_as_data(plan: Plan, checks: list[Check]) -> dict[str, Any]:
     """Describe the plan for --json."""
     return {
@@ -76,11 +80,10 @@ def plan_as_text(plan: Plan) -> list[Any]:
         for name, value in plan.values.items()
     ]
     title = f"Plan: recipe {plan.recipe}" if plan.recipe else f"Plan: model {plan['model']}"
-    variables = [f"{key}={value}" for key, value in environment(plan, os.environ).items()]
     command = server_command(plan, planned_folder(plan["model"]))
     return [
         make_table(title, ("option", "value", "from"), rows),
-        shlex.join(["env", *variables, *command]),
+        shlex.join(command_line(command, environment(plan, os.environ))),
     ]
 
 

@@ -173,7 +173,8 @@ def bench_run(
     """Serve a recipe and measure speed, time to first token and memory."""
     from moet_cli import bench as benchmarks
 
-    benchmarks.bench_run(output, _resolve(target, settings), suite, benchmarks.Target(out, force))
+    plan = _resolve(target, ["port=0", *settings])
+    benchmarks.bench_run(output, plan, suite, benchmarks.Target(out, force))
 
 
 @_command(bench, "codecs")

@@ -14,7 +14,7 @@ NOTES = (
     "prefill: prompt tokens as the server counts them, over the time of a request for one token; "
     "every prompt is new from its first word on, so no cached prefix helps",
     "first token: a streamed request with the decode prompt, as the client sees it",
-    "host memory: PSS of all server processes from before the weights are loaded, one a second",
+    "host memory: PSS of all server processes, a sample a second from the start; the peak is max",
     "one request at a time; one unmeasured run of each kind goes first",
 )
 DECODE_WORDS = 16

@@ -126,7 +126,7 @@ class Server:
             if now > deadline:
                 self.stop()
                 raise self._failed(
-                    f"The server was not ready after {timeout:.0f} s; it was still "
+                    f"The server was not ready after {timeout:g} s; it was still "
                     f"{self._phase}. Allow more time with --set start_timeout=SECONDS"
                 )
 
