@@ -39,9 +39,9 @@ class TestKnownFlags:
 
 class TestRest:
     def test_other_arguments_stay_as_they_are(self):
-        words = ["--max_num_batched_tokens", "64", "--port", "1", "-O3", "--kv-cache-dtype=auto"]
+        words = ["--max_num_partial_prefills", "2", "--port", "1", "-O3", "--kv-cache-dtype=auto"]
         found = parse_vllm_arguments(words)
-        assert found.rest == ("--max_num_batched_tokens", "64", "-O3", "--kv-cache-dtype=auto")
+        assert found.rest == ("--max_num_partial_prefills", "2", "-O3", "--kv-cache-dtype=auto")
         assert found.values == {"port": 1}
 
     @pytest.mark.parametrize(
