@@ -1,0 +1,107 @@
+"""From programs to instruction words, and from cubins to programs."""
+
+from collections.abc import Iterator, Sequence
+
+from moet_kernels.sass.control import Control
+from moet_kernels.sass.cubin import Cubin
+from moet_kernels.sass.errors import Flaw, SassError, SourceError
+from moet_kernels.sass.listing import disassemble_words
+from moet_kernels.sass.operands import NO_REGISTER, parse
+from moet_kernels.sass.roles import register_tokens
+from moet_kernels.sass.source import Program, Statement
+from moet_kernels.sass.table import NoForm, Table, Unreachable
+
+__all__ = ["assemble", "disassemble"]
+
+
+def assemble(program: Program, table: Table) -> list[int]:
+    """Encode a program; every statement needs a control field.
+
+    Raises:
+        SourceError: a statement has no known form, operands that the form cannot hold, registers
+            out of bounds or misaligned, or no control field.
+    """
+    if table.arch != program.arch.name:
+        raise SassError(f"The program is for {program.arch.name}, the table for {table.arch}.")
+    return [_encode(statement, program, table) for statement in program.statements]
+
+
+def _encode(statement: Statement, program: Program, table: Table) -> int:
+    line, column = statement.line, statement.column
+    try:
+        word = table.encode(statement.instruction)
+    except NoForm as error:
+        raise SourceError(Flaw.UNKNOWN_FORM, line, column, str(error)) from None
+    except Unreachable as error:
+        raise SourceError(Flaw.OPERAND, line, column, str(error)) from None
+    for flaw, message in _register_flaws(statement, program, table):
+        raise SourceError(flaw, line, column, message)
+    if statement.control is None:
+        raise SourceError(
+            Flaw.CONTROL,
+            line,
+            column,
+            "no control field; write one, or let --control safe or tuned fill them in.",
+        )
+    return word | statement.control.bits
+
+
+def _register_flaws(
+    statement: Statement, program: Program, table: Table
+) -> Iterator[tuple[Flaw, str]]:
+    named = register_tokens(statement.instruction)
+    roles = table.form(statement.instruction).roles
+    for (_, file, number), role in zip(named, roles, strict=False):
+        zero = program.arch.uniform_zero if file == "UR" else NO_REGISTER
+        if file not in ("R", "UR") or number == zero:
+            continue
+        width = max(role.writes, role.reads, 1)
+        unit = 1 if width == 1 else 2 if width == 2 else 4
+        if number % unit:
+            yield Flaw.ALIGNMENT, (
+                f"{file}{number} begins a group of {width} registers and must be divisible by {unit}."
+            )
+        if file == "R" and number + width > program.registers:
+            yield Flaw.REGISTER_BOUND, (
+                f"R{number + width - 1} is used, but .registers declares {program.registers} "
+                f"(R0 to R{program.registers - 1})."
+            )
+
+
+def disassemble(cubin: Cubin, kernel: str) -> Program:
+    """Read a kernel of a cubin; NOPs and the trap loop behind the last EXIT are left out.
+
+    Raises:
+        SassError: there is no such kernel, or it has words that are no instructions.
+    """
+    arch = cubin.arch
+    words = cubin.words(kernel)
+    statements = _statements(words, disassemble_words(words, arch), cubin)
+    return Program(
+        arch,
+        kernel,
+        cubin.registers(kernel),
+        tuple(_without_padding(statements)),
+        None,
+        cubin.shared_bytes(kernel),
+        cubin.parameter_bytes(kernel),
+    )
+
+
+def _statements(
+    words: Sequence[int], texts: Sequence[str | None], cubin: Cubin
+) -> list[Statement]:
+    statements = []
+    for index, (word, text) in enumerate(zip(words, texts, strict=True)):
+        if text is None:
+            raise SassError(f"The word {word:#034x} at {16 * index:#x} is no instruction.")
+        instruction = parse(text, cubin.arch, 16 * index)
+        statements.append(Statement(instruction, text, 16 * index, Control.of(word)))
+    return statements
+
+
+def _without_padding(statements: list[Statement]) -> list[Statement]:
+    last = len(statements)
+    while last and statements[last - 1].instruction.opcode == "NOP":
+        last -= 1
+    return statements[:last]
