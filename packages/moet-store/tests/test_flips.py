@@ -92,5 +92,5 @@ def test_the_deep_check_names_every_bad_row(pack):
     with Flipped(path, spec.offset(1, 3) * 8), Flipped(path, spec.offset(5, 0) * 8 + 9):
         report = verify_pack(path, deep=True)
     bad = [(problem.kind, problem.layer, problem.expert) for problem in report.problems]
-    assert bad == [("row missing", 2, None), ("row damaged", 1, 3), ("row damaged", 5, 0)]
+    assert bad == [("ROW_MISSING", 2, None), ("ROW_DAMAGED", 1, 3), ("ROW_DAMAGED", 5, 0)]
     assert {problem.file for problem in report.problems} == {str(path)}

@@ -9,7 +9,7 @@ from moet_store.pack import Pack, find_packs, open_pack, pack_path
 from moet_store.probe import tune_depth
 from moet_store.reader import PackReader
 from moet_store.rows import Completion
-from moet_store.spec import PackSpec, expert_spec
+from moet_store.spec import PackSpec, expert_spec, plain_spec
 from moet_store.store import ExpertStore
 from moet_store.verify import Problem, Report, verify_pack
 from moet_store.writer import PackWriter, Progress, StripedWriter
@@ -36,6 +36,7 @@ __all__ = [
     "find_packs",
     "open_pack",
     "pack_path",
+    "plain_spec",
     "tune_depth",
     "verify_pack",
 ]

@@ -21,6 +21,7 @@ from msgspec import structs
 from moet_core.codecs import get_codec
 from moet_core.row import ROW_ALIGNMENT, RowLayout
 from moet_store.errors import PackError, PackErrorKind
+from moet_store.identity import bytes_identity
 
 __all__ = [
     "FORMAT_VERSION",
@@ -31,6 +32,7 @@ __all__ = [
     "encode_header",
     "expert_spec",
     "header_digest",
+    "plain_spec",
 ]
 
 MAGIC = b"MOETPACK"
@@ -152,6 +154,27 @@ def expert_spec(
         experts=experts,
         rank=rank,
         size=size,
+    )
+
+
+def plain_spec(name: str, *, payload_bytes: int, layers: tuple[int, ...], experts: int) -> PackSpec:
+    """Describe a pack of rows that come from no checkpoint and no codec.
+
+    Args:
+        name: What the rows are; packs of other names are refused in their place.
+        payload_bytes: Length of a row.
+        layers: First numbers of the rows' keys, ascending.
+        experts: How many second numbers there are, from 0.
+    """
+    return PackSpec(
+        checkpoint=bytes_identity(name.encode()),
+        codec="plain",
+        layout="plain",
+        hidden=payload_bytes,
+        intermediate=1,
+        payload_bytes=payload_bytes,
+        layers=layers,
+        experts=experts,
     )
 
 

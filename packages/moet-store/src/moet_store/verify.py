@@ -20,7 +20,7 @@ BUFFERS = 4
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is wrong; the fields are those of `PackError`."""
+    """Something that is wrong: the fields of a `PackError`, the kind by its name."""
 
     kind: str
     file: str
@@ -131,7 +131,7 @@ def _unwritten(path: Path, layer: int) -> PackError:
 
 def _problem(error: PackError, path: Path) -> Problem:
     return Problem(
-        kind=error.kind.value,
+        kind=error.kind.name,
         file=str(error.path or path),
         layer=error.layer,
         expert=error.expert,
