@@ -6,13 +6,17 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Put our RoutedExperts in the place of vLLM's; without a `moet` config it behaves as stock."""
+    """Put our RoutedExperts in the place of vLLM's and name our parsers.
+
+    Without a `moet` config and with other parsers vLLM behaves as stock.
+    """
     from moet_vllm import watch
 
     watch.start_in_server()
     try:
         from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
 
+        from moet_vllm.parsers.registration import register_parsers
         from moet_vllm.routed_experts import MoetRoutedExperts
     except ImportError:
         # Another vLLM release: leave it alone. `moet serve` refuses it by name before it starts.
@@ -22,3 +26,4 @@ def register() -> None:
         return
     if "RoutedExperts" not in op_registry_oot:
         PluggableLayer.register_oot(MoetRoutedExperts, name="RoutedExperts")
+    register_parsers()

@@ -100,8 +100,9 @@ class CallStage:
     def _cut(self, held: str) -> None:
         """Treat a marker cut by the end of the reply: one that closes something closes it."""
         self._writer.fault(FaultKind.CUT_MARKER, held)
-        for mark, spelling in self._grammar.closing.items() if self._call is not None else ():
-            if pattern_of(self._grammar, (mark,)).fullmatch(held, partial=True):
+        for mark in (Mark.VALUE_CLOSE, Mark.CALL_CLOSE) if self._call is not None else ():
+            spelling = self._grammar.spelling.get(mark)
+            if spelling and pattern_of(self._grammar, (mark,)).fullmatch(held, partial=True):
                 self._lexer.push(spelling)
                 self._run()
                 return

@@ -39,7 +39,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         marks: kind of marker to regular expression. Every match begins with `<`, is at most
             `MAX_MARK` characters long, and contains no other `<`. What a tag says of itself is in
             the groups `tool`, `parameter` (their names) and `string` ("true" or "false").
-        closing: how the markers that close a value and a call are spelled.
+        spelling: how a template writes the markers that open and close things around values.
         arguments: "tagged" (one marked value for each parameter) or "json" (one JSON object).
         head: where the name of a JSON call is: "name" (all before the separator), "id" (an id
             that holds the name, before the separator) or "after" (after the separator).
@@ -51,7 +51,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     name: str
     marks: dict[Mark, str]
-    closing: dict[Mark, str]
+    spelling: dict[Mark, str]
     arguments: Literal["tagged", "json"]
     head: Literal["name", "id", "after"] = "name"
     turn: str
@@ -142,7 +142,17 @@ def _dsml() -> dict[Mark, str]:
     }
 
 
-_DSML_CLOSING = {
+_GLM_SPELLING = {
+    Mark.CALL_OPEN: "<tool_call>",
+    Mark.CALL_CLOSE: "</tool_call>",
+    Mark.VALUE_CLOSE: "</arg_value>",
+}
+_DEEPSEEK_V3_SPELLING = {
+    Mark.SECTION_OPEN: "<｜tool▁calls▁begin｜>",
+    Mark.CALL_OPEN: "<｜tool▁call▁begin｜>",
+    Mark.CALL_CLOSE: "<｜tool▁call▁end｜>",
+}
+_DSML_SPELLING = {
     Mark.VALUE_CLOSE: "</｜DSML｜parameter>",
     Mark.CALL_CLOSE: "</｜DSML｜invoke>",
 }
@@ -153,7 +163,7 @@ FAMILIES: dict[str, Grammar] = {
         Grammar(
             name="glm45",
             marks=_GLM,
-            closing={Mark.VALUE_CLOSE: "</arg_value>", Mark.CALL_CLOSE: "</tool_call>"},
+            spelling=_GLM_SPELLING,
             arguments="tagged",
             turn="<|assistant|>",
             thinks="model",
@@ -162,7 +172,7 @@ FAMILIES: dict[str, Grammar] = {
         Grammar(
             name="glm47",
             marks=_GLM,
-            closing={Mark.VALUE_CLOSE: "</arg_value>", Mark.CALL_CLOSE: "</tool_call>"},
+            spelling=_GLM_SPELLING,
             arguments="tagged",
             turn="<|assistant|>",
             thinks="prompt",
@@ -171,7 +181,11 @@ FAMILIES: dict[str, Grammar] = {
         Grammar(
             name="kimi_k2",
             marks=_KIMI,
-            closing={Mark.CALL_CLOSE: "<|tool_call_end|>"},
+            spelling={
+                Mark.SECTION_OPEN: "<|tool_calls_section_begin|>",
+                Mark.CALL_OPEN: "<|tool_call_begin|>",
+                Mark.CALL_CLOSE: "<|tool_call_end|>",
+            },
             arguments="json",
             head="id",
             turn="<|im_middle|>",
@@ -181,7 +195,7 @@ FAMILIES: dict[str, Grammar] = {
         Grammar(
             name="deepseek_v3",
             marks=_DEEPSEEK_V3,
-            closing={Mark.CALL_CLOSE: "<｜tool▁call▁end｜>"},
+            spelling=_DEEPSEEK_V3_SPELLING,
             arguments="json",
             head="after",
             turn="<｜Assistant｜>",
@@ -191,7 +205,7 @@ FAMILIES: dict[str, Grammar] = {
         Grammar(
             name="deepseek_v31",
             marks=_DEEPSEEK_V3,
-            closing={Mark.CALL_CLOSE: "<｜tool▁call▁end｜>"},
+            spelling=_DEEPSEEK_V3_SPELLING,
             arguments="json",
             turn="<｜Assistant｜>",
             thinks="never",
@@ -200,7 +214,7 @@ FAMILIES: dict[str, Grammar] = {
         Grammar(
             name="deepseek_v32",
             marks=_dsml(),
-            closing=_DSML_CLOSING,
+            spelling=_DSML_SPELLING,
             arguments="tagged",
             turn="<｜Assistant｜>",
             thinks="never",
@@ -209,7 +223,7 @@ FAMILIES: dict[str, Grammar] = {
         Grammar(
             name="deepseek_v4",
             marks=_dsml(),
-            closing=_DSML_CLOSING,
+            spelling=_DSML_SPELLING,
             arguments="tagged",
             turn="<｜Assistant｜>",
             thinks="never",

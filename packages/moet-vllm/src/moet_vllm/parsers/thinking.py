@@ -8,7 +8,7 @@ from moet_vllm.parsers.channel import MAX_BLANKS, Channel
 from moet_vllm.parsers.grammar import Grammar, Mark
 from moet_vllm.parsers.lexer import Lexer, is_cut_marker, pattern_of
 
-__all__ = ["Split", "Thinking", "ThinkingStage", "thinking_of_prompt"]
+__all__ = ["Split", "Thinking", "ThinkingStage", "default_thinking", "thinking_of_prompt"]
 
 
 class Thinking(StrEnum):
@@ -83,7 +83,7 @@ class ThinkingStage:
         """End the reply."""
         held = self._lexer.rest()
         if self._state is _State.BEFORE:
-            return Split(rest=self._blanks + held)
+            return Split(rest=self._blanks + ("" if is_cut_marker(held) else held))
         if self._state is _State.AFTER:
             return Split()
         text = "" if is_cut_marker(held) else self._channel.add(held)
@@ -107,6 +107,18 @@ class ThinkingStage:
             self._state = _State.AFTER
             self._lexer.untake(found)
         return True
+
+
+def default_thinking(grammar: Grammar, enabled: bool | None) -> Thinking:
+    """Return how the thinking of a reply begins where the prompt cannot be seen.
+
+    Args:
+        grammar: of the family.
+        enabled: what the request says (`enable_thinking`), None if nothing.
+    """
+    if enabled is False or (enabled is None and grammar.thinks == "never"):
+        return Thinking.OFF
+    return Thinking.MODEL if grammar.thinks == "model" else Thinking.PROMPT
 
 
 def thinking_of_prompt(grammar: Grammar, prompt: str) -> Thinking | None:

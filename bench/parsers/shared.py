@@ -1,0 +1,41 @@
+"""What the scripts of this folder share: the corpus of the tests, and writing results."""
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "packages/moet-vllm/tests"))
+
+from moet_cli.machine import (  # noqa: E402 - the path comes first
+    describe_machine,
+    find_commit,
+    installed_versions,
+)
+
+from moet_core.results import Command, Measurement, Result, write_result  # noqa: E402
+
+__all__ = ["write"]
+
+
+def write(
+    path: Path,
+    kind: str,
+    started: datetime,
+    measurements: Sequence[Measurement],
+    notes: Sequence[str],
+) -> None:
+    """Write a result file of this folder's scripts, in the place of an older one."""
+    result = Result(
+        kind=kind,
+        started=started,
+        finished=datetime.now(UTC),
+        commit=find_commit(),
+        versions=installed_versions(),
+        machine=describe_machine(),
+        command=Command(argv=tuple(sys.argv)),
+        measurements=tuple(measurements),
+        notes=tuple(notes),
+    )
+    write_result(path, result, force=True)
