@@ -1,10 +1,9 @@
 """Runs the corpus through vLLM's parsers and through ours, the same way.
 
-usage: compare.py RESULT.json
+usage: PYTHONPATH=packages/moet-vllm/tests python bench/parsers/compare.py RESULT.json [-v]
 """
 
 import logging
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -12,19 +11,14 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
-os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-
+import vllm_harness as harness
+from parsers.corpus.case import Case
+from parsers.corpus.cases import CASES
+from parsers.corpus.render import CALLS
 from shared import write
-
-from moet_core.results import measurement
-
-import vllm_harness as harness  # isort: skip
-from parsers.corpus.case import Case  # isort: skip
-from parsers.corpus.cases import CASES  # isort: skip
-from parsers.corpus.render import CALLS  # isort: skip
 from vllm.tool_parsers import ToolParserManager  # noqa: F401 - registered into, below
 
+from moet_core.results import measurement
 from moet_vllm.parsers.registration import register_parsers
 
 HOW = ("whole", *(f"{n} at once" for n in harness.STREAMS))
@@ -50,6 +44,7 @@ NOTES = (
 
 
 def right(case: Case, run: Callable[[], harness.Answer]) -> bool:
+    """Whether a parser gives the right answer, and does not raise."""
     try:
         return harness.passes(case, run())
     except Exception:

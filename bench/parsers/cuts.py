@@ -1,6 +1,6 @@
 """Reads every transcript of the corpus with every pair of cuts: tests do some of the pairs.
 
-usage: cuts.py RESULT.json [MAX_LENGTH]
+usage: PYTHONPATH=packages/moet-vllm/tests python bench/parsers/cuts.py RESULT.json [MAX_LENGTH]
 """
 
 import sys
@@ -8,12 +8,12 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from parsers.corpus.case import outcome, wanted
+from parsers.corpus.cases import CASES
+from parsers.cutting import message_of
 from shared import write
 
 from moet_core.results import measurement
-from parsers.corpus.case import outcome, wanted  # isort: skip
-from parsers.corpus.cases import CASES  # isort: skip
-from parsers.cutting import message_of  # isort: skip
 
 
 def main() -> int:

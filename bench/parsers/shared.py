@@ -1,20 +1,12 @@
-"""What the scripts of this folder share: the corpus of the tests, and writing results."""
+"""Writes the results of this folder's scripts."""
 
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "packages/moet-vllm/tests"))
-
-from moet_cli.machine import (  # noqa: E402 - the path comes first
-    describe_machine,
-    find_commit,
-    installed_versions,
-)
-
-from moet_core.results import Command, Measurement, Result, write_result  # noqa: E402
+from moet_cli.machine import describe_machine, find_commit, installed_versions
+from moet_core.results import Command, Measurement, Result, write_result
 
 __all__ = ["write"]
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from parsers.corpus.case import TOOLS, Case, Want
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.parser import ParserManager
-
-from parsers.corpus.case import TOOLS, Case, Want
 
 from moet_vllm.parsers import family
 
@@ -37,6 +36,7 @@ class Tokens:
     def __init__(self) -> None:
         self._ids = {text: i for i, text in enumerate(MARKERS)}
 
+    # The names are those of the tokenizers vLLM uses.
     def get_vocab(self) -> dict[str, int]:
         return self._ids
 
@@ -99,6 +99,7 @@ def _parser(names: tuple[str, str], case: Case, tokens: Tokens) -> tuple[Any, li
 
 
 def whole(names: tuple[str, str], case: Case) -> Answer:
+    """Read a transcript at once, by the parsers of these names."""
     tokens = Tokens()
     parser, prompt = _parser(names, case, tokens)
     parser.is_reasoning_end(prompt)  # as the server does
@@ -113,6 +114,7 @@ def whole(names: tuple[str, str], case: Case) -> Answer:
 
 
 def streamed(names: tuple[str, str], case: Case, at_once: int) -> Answer:
+    """Read a transcript as a stream of `at_once` tokens a delta."""
     tokens = Tokens()
     parser, prompt = _parser(names, case, tokens)
     request = _request(case)
