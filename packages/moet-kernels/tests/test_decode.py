@@ -70,3 +70,10 @@ def test_tensor_scales_are_those_of_the_planes():
 def test_codecs_without_tensor_scales_have_none():
     layout = row_layout("w2", 64, 32)
     assert tensor_scales(torch.zeros(1, layout.row_bytes, dtype=torch.uint8), layout) is None
+
+
+def test_float16_is_refused():
+    layout = row_layout("w2", 64, 32)
+    rows = torch.zeros(1, layout.row_bytes, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"not to torch\.float16"):
+        decode_rows(rows, layout, torch.float16)

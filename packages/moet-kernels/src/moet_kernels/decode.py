@@ -1,5 +1,6 @@
 """Decoding expert rows into matrices a plain matrix product can use."""
 
+from functools import lru_cache
 from math import gcd
 
 import numpy as np
@@ -8,9 +9,10 @@ from torch import Tensor
 
 from moet_core.codecs import get_codec
 from moet_core.floats import E2M1_VALUES, E4M3_VALUES, e8m0_to_float64
-from moet_core.layout import CODE_BLOCK, NIBBLE_BLOCK, SCALE_BLOCK
+from moet_core.layout import SCALE_BLOCK
 from moet_core.quantise import W2_LEVELS
 from moet_core.row import RowLayout
+from moet_kernels.fragments import unpack_codes2, unpack_nibbles
 
 __all__ = ["decode_rows", "tensor_scales"]
 
@@ -26,7 +28,12 @@ def decode_rows(rows: Tensor, layout: RowLayout, dtype: torch.dtype) -> tuple[Te
         rows: uint8 [n, row_bytes], of experts encoded as `layout` says.
         layout: Codec and sizes.
         dtype: torch.bfloat16 or torch.float32.
+
+    Raises:
+        ValueError: Another dtype, whose range is too small for the scales.
     """
+    if dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(f"rows decode to bfloat16 or float32, not to {dtype}")
     hidden, intermediate = layout.hidden, layout.intermediate
     codes13, scales13 = rows[:, layout.codes13.slice], rows[:, layout.scales13.slice]
     codes2, scales2 = rows[:, layout.codes2.slice], rows[:, layout.scales2.slice]
@@ -44,41 +51,27 @@ def tensor_scales(rows: Tensor, layout: RowLayout) -> Tensor | None:
 def _decode(
     codec: str, codes: Tensor, scales: Tensor, n: int, k: int, dtype: torch.dtype
 ) -> Tensor:
-    values, block = _code_values(codec)
+    unpack = unpack_codes2 if codec == "w2" else unpack_nibbles
+    quads = unpack(codes, n, k)
+    weights = _quad_values(codec, dtype, codes.device).index_select(0, quads.view(-1))
     group = get_codec(codec).scale_group
-    weights = _from_fragments(_look_up(values, codes, dtype), n, k, block)
-    scale = _look_up(_scale_values(group), scales, dtype)
     groups = gcd(k, SCALE_BLOCK) // group
+    scale = _scale_values(group, dtype, codes.device)[scales.int()]
     scale = scale.view(len(codes), n // 16, -1, 16, groups).transpose(2, 3)
-    weights.view(len(codes), n // 16, 16, -1, groups, group).mul_(scale.unsqueeze(5))
-    return weights
+    weights = weights.view(len(codes), n // 16, 16, -1, groups, group)
+    return weights.mul_(scale.unsqueeze(5)).view(len(codes), n, k)
 
 
-def _code_values(codec: str) -> tuple[Tensor, int]:
-    """Return the weights in each code byte, float64 [256, 4 or 2], and the plane's block."""
-    byte = torch.arange(256)
-    if codec == "w2":
-        fields = torch.stack([byte >> shift & 3 for shift in (0, 2, 4, 6)], dim=1)
-        return torch.tensor(W2_LEVELS)[fields], CODE_BLOCK
-    fields = torch.stack([byte & 15, byte >> 4], dim=1)
-    return torch.tensor(E2M1_VALUES)[fields], NIBBLE_BLOCK
+@lru_cache
+def _quad_values(codec: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the four weights of every nibble quad, [65536, 4]; w2 uses two bits of a nibble."""
+    values = np.resize(W2_LEVELS, 16) if codec == "w2" else E2M1_VALUES
+    quads = np.arange(2**16)[:, None] >> np.array([0, 4, 8, 12]) & 15
+    return torch.tensor(values[quads], dtype=dtype, device=device)
 
 
-def _scale_values(group: int) -> Tensor:
-    """Return the value of each scale byte, float64 [256]."""
-    if group == 16:
-        return torch.tensor(E4M3_VALUES)
-    return torch.tensor(e8m0_to_float64(np.arange(256, dtype=np.uint8)))
-
-
-def _look_up(values: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
-    table = values.to(index.device, dtype)
-    return table.index_select(0, index.reshape(-1).int()).view(*index.shape, *table.shape[1:])
-
-
-def _from_fragments(fields: Tensor, n: int, k: int, block: int) -> Tensor:
-    """Bring weights [matrices, ...] from fragment order (see `moet_core.layout`) to [., n, k]."""
-    matrices, width = len(fields), gcd(k, block) // 32
-    #                              nb       kb  g  t  k32   half j tile
-    axes = fields.view(matrices, n // 16, -1, 8, 4, width, 2, 4, 2)
-    return axes.permute(0, 1, 8, 3, 2, 5, 6, 4, 7).reshape(matrices, n, k)
+@lru_cache
+def _scale_values(group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the value of each scale byte, [256]."""
+    e8m0 = e8m0_to_float64(np.arange(256, dtype=np.uint8))
+    return torch.tensor(E4M3_VALUES if group == 16 else e8m0, dtype=dtype, device=device)
