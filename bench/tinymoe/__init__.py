@@ -1,0 +1,1 @@
+"""TinyMoE: how the Mixture-of-Experts model that ships with moet is made; see README.md."""
