@@ -12,6 +12,7 @@ from moet_cli.interrupts import Interrupted, raising
 from moet_cli.machine import find_commit, installed_versions
 from moet_cli.nearest import unknown_name
 from moet_cli.output import Output, make_table
+from moet_cli.pack import add_commands as add_pack_commands
 from moet_core.errors import MoetError
 
 __all__ = ["main"]
@@ -195,6 +196,9 @@ def bench_codecs(
     from moet_cli import bench as benchmarks
 
     benchmarks.bench_codecs(output, seconds, threads, benchmarks.Target(out, force))
+
+
+add_pack_commands(_command, cli, bench)
 
 
 def _resolve(target: str, settings: Sequence[str]) -> Any:

@@ -39,12 +39,13 @@ def tune_depth(reader: PackReader, *, seconds: float = 0.1, rounds: int = 3) -> 
         if reader.depth not in chosen:
             chosen.append(reader.depth)
     samples: dict[int, list[float]] = {depth: [] for depth in chosen}
+    region = aligned_buffer(_rows_for(max(chosen), reader) * reader.spec.row_bytes)
     order = random.Random(0)  # noqa: S311 - which rows are read is no secret
     for _ in range(rounds):
         for depth in chosen:
             reader.set_depth(depth)
-            rows = -(-depth * PIECE_BYTES // reader.spec.row_bytes) + 1
-            samples[depth].append(throughput(reader, keys, order, rows, seconds))
+            rows = _rows_for(depth, reader)
+            samples[depth].append(throughput(reader, keys, order, region, rows, seconds))
     medians = {depth: statistics.median(found) for depth, found in samples.items()}
     best = max(medians.values())
     depth = next(depth for depth in chosen if medians[depth] >= NEAR * best)
@@ -54,18 +55,30 @@ def tune_depth(reader: PackReader, *, seconds: float = 0.1, rounds: int = 3) -> 
 
 
 def throughput(
-    reader: PackReader, keys: list[Key], order: random.Random, rows: int, seconds: float
+    reader: PackReader,
+    keys: list[Key],
+    order: random.Random,
+    region: memoryview,
+    rows: int,
+    seconds: float,
 ) -> float:
-    """Read random rows, `rows` of them at a time, and return bytes a second.
+    """Read random rows and return bytes a second.
+
+    Args:
+        reader: The reader.
+        keys: Rows to choose from.
+        order: How to choose.
+        region: Where to: `rows` rows or more, page-aligned.
+        rows: Rows under way at a time.
+        seconds: When to start no more.
 
     Raises:
         PackError: A row could not be read.
     """
     row_bytes = reader.spec.row_bytes
-    region = aligned_buffer(rows * row_bytes)
     begin = time.perf_counter()
     buffers = {}
-    for at in range(0, len(region), row_bytes):
+    for at in range(0, rows * row_bytes, row_bytes):
         (ticket,) = reader.submit([order.choice(keys)], [region[at : at + row_bytes]])
         buffers[ticket] = region[at : at + row_bytes]
     done, elapsed = 0, 0.0
@@ -80,3 +93,8 @@ def throughput(
                 (ticket,) = reader.submit([order.choice(keys)], [buffer])
                 buffers[ticket] = buffer
     return done * row_bytes / elapsed
+
+
+def _rows_for(depth: int, reader: PackReader) -> int:
+    """Return how many rows must be under way to keep `depth` pieces with the kernel."""
+    return -(-depth * PIECE_BYTES // reader.spec.row_bytes) + 1
