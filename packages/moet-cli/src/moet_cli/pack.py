@@ -164,7 +164,7 @@ def run_bench(
         commit=find_commit(),
         versions=installed_versions() | _versions(fio),
         machine=describe_machine(),
-        command=Command(argv=tuple(sys.argv)),
+        command=Command(argv=("moet", *sys.argv[1:])),
         measurements=tuple(m for comparison in found for m in comparison.measurements),
         notes=tuple(
             f"{comparison.row_bytes / MIB:g} MiB rows: yardstick is {comparison.yardstick}; "
