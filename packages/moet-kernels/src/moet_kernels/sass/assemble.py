@@ -58,13 +58,19 @@ def _register_flaws(
         width = max(role.writes, role.reads, 1)
         unit = 1 if width == 1 else 2 if width == 2 else 4
         if number % unit:
-            yield Flaw.ALIGNMENT, (
-                f"{file}{number} begins a group of {width} registers and must be divisible by {unit}."
+            yield (
+                Flaw.ALIGNMENT,
+                (
+                    f"{file}{number} begins a group of {width} registers and must be divisible by {unit}."
+                ),
             )
         if file == "R" and number + width > program.registers:
-            yield Flaw.REGISTER_BOUND, (
-                f"R{number + width - 1} is used, but .registers declares {program.registers} "
-                f"(R0 to R{program.registers - 1})."
+            yield (
+                Flaw.REGISTER_BOUND,
+                (
+                    f"R{number + width - 1} is used, but .registers declares {program.registers} "
+                    f"(R0 to R{program.registers - 1})."
+                ),
             )
 
 
@@ -88,9 +94,7 @@ def disassemble(cubin: Cubin, kernel: str) -> Program:
     )
 
 
-def _statements(
-    words: Sequence[int], texts: Sequence[str | None], cubin: Cubin
-) -> list[Statement]:
+def _statements(words: Sequence[int], texts: Sequence[str | None], cubin: Cubin) -> list[Statement]:
     statements = []
     for index, (word, text) in enumerate(zip(words, texts, strict=True)):
         if text is None:

@@ -179,9 +179,7 @@ class Cubin:
 
     def shared_bytes(self, kernel: str) -> int:
         """Static shared memory of a kernel, what the system reserves included."""
-        return sum(
-            s.fields[5] for s in self.sections if s.name == f".nv.shared.{kernel}"
-        )
+        return sum(s.fields[5] for s in self.sections if s.name == f".nv.shared.{kernel}")
 
     def parameter_bytes(self, kernel: str) -> int:
         """Bytes of kernel parameters."""

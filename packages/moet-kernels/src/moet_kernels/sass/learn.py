@@ -100,9 +100,7 @@ def _changes(before: Instruction, after: Instruction | None) -> tuple[tuple[int,
 def _choose_next(probed: list[Sample], pool: Sequence[Sample]) -> None:
     """Add the sample that differs most from those probed already, where there is one."""
     used = [word for word, _ in probed]
-    best = max(
-        pool[:200], key=lambda sample: min((sample[0] ^ word).bit_count() for word in used)
-    )
+    best = max(pool[:200], key=lambda sample: min((sample[0] ^ word).bit_count() for word in used))
     if best[0] not in used:
         probed.append(best)
 
@@ -141,4 +139,3 @@ def _nonlinear(
         if seen is not None and seen.key == key and [int(s) for s in seen.slots] != slots:
             refused[key] = "its bits do not act independently of each other"
     return refused
-

@@ -192,7 +192,8 @@ def parse(text: str, arch: Architecture, address: int = 0) -> Instruction:
     try:
         operands = tuple(
             _operand(part.strip(), mnemonic, arch, address)
-            for part in _SPLIT.split(rest) if part.strip()
+            for part in _SPLIT.split(rest)
+            if part.strip()
         )
     except (ValueError, OverflowError) as error:
         raise SassError(f"{text!r} is no instruction: {error}.") from error

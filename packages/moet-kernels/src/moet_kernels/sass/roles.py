@@ -22,7 +22,9 @@ from moet_kernels.sass.tools import run_tool
 
 __all__ = ["Access", "accesses", "learn_roles", "register_tokens"]
 
-_FLOW = frozenset("BRA BRX BRXU EXIT RET CALL JMP JMX BSSY BSYNC BREAK WARPSYNC BPT KILL YIELD".split())
+_FLOW = frozenset(
+    ["BRA", "BRX", "BRXU", "EXIT", "RET", "CALL", "JMP", "JMX", "BSSY", "BSYNC", "BREAK", "WARPSYNC", "BPT", "KILL", "YIELD"]
+)
 _STEP = {"R": 12, "UR": 4, "P": 1, "UP": 1}
 _FIRST = {"R": 12, "UR": 4, "P": 0, "UP": 0}
 _LAST = {"R": 244, "UR": 56, "P": 6, "UP": 6}

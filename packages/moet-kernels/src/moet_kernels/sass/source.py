@@ -113,9 +113,7 @@ def parse_source(text: str) -> Program:
         arch = architecture(directives["arch"])
     except SassError as error:
         raise SourceError(Flaw.DIRECTIVE, 1, 1, str(error)) from None
-    statements = tuple(
-        _statement(16 * i, line, labels, arch) for i, line in enumerate(lines)
-    )
+    statements = tuple(_statement(16 * i, line, labels, arch) for i, line in enumerate(lines))
     return Program(
         arch,
         directives["kernel"],

@@ -17,7 +17,17 @@ from moet_kernels.sass.control import CONTROL_MASK
 from moet_kernels.sass.errors import SassError
 from moet_kernels.sass.operands import Instruction
 
-__all__ = ["Form", "NoForm", "Roles", "Table", "Timing", "Unreachable", "committed_table", "load", "save"]
+__all__ = [
+    "Form",
+    "NoForm",
+    "Roles",
+    "Table",
+    "Timing",
+    "Unreachable",
+    "committed_table",
+    "load",
+    "save",
+]
 
 _SLOT_BITS = 64
 
