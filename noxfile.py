@@ -70,8 +70,9 @@ def fresh_env(folder: Path) -> Path:
 
 
 def pip(python: Path, *args: str) -> None:
-    command = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-q", *args]
-    subprocess.run(command, check=True)
+    # Only a part of what is installed is ever imported: byte-compile that part when it is.
+    install = ["--disable-pip-version-check", "install", "-q", "--no-compile", *args]
+    subprocess.run([str(python), "-m", "pip", *install], check=True)
 
 
 def editable(*packages: str) -> list[str]:
