@@ -21,7 +21,7 @@ from moet_cli.supervise import Server
 from moet_core.errors import ConfigError
 from moet_core.results import Command, Measurement, Result, measurement, write_result
 
-__all__ = ["Target", "bench_codecs", "bench_run"]
+__all__ = ["Target", "bench_codecs", "bench_run", "finish", "result_path", "run_result"]
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ def bench_run(output: Output, plan: Plan, suite_name: str, target: Target) -> No
     suite = load_suite(suite_name)
     name = plan.recipe or plan["model"]
     started = datetime.now(UTC)
-    path = _result_path(target, f"{Path(name).stem}-{suite_name}", started)
+    path = result_path(target, f"{Path(name).stem}-{suite_name}", started)
     run_checks(plan)
     launch = make_launch(plan, output)
     with Server(launch) as server, MemorySampler(server.pid) as memory:
@@ -51,7 +51,7 @@ def bench_run(output: Output, plan: Plan, suite_name: str, target: Target) -> No
     found.append(measurement("host memory", "bytes", memory.host))
     if memory.gpu:
         found.append(measurement("GPU memory", "bytes", memory.gpu))
-    result = _result(
+    result = run_result(
         "serve",
         started,
         found,
@@ -60,7 +60,7 @@ def bench_run(output: Output, plan: Plan, suite_name: str, target: Target) -> No
         server=command_line(launch.command, launch.environment),
         notes=NOTES,
     )
-    _finish(output, path, result, target.force)
+    finish(output, path, result, target.force)
 
 
 def bench_codecs(output: Output, seconds: float, threads: int, target: Target) -> None:
@@ -72,14 +72,18 @@ def bench_codecs(output: Output, seconds: float, threads: int, target: Target) -
     from moet_kernels.bench import bench_encode
 
     started = datetime.now(UTC)
-    path = _result_path(target, "codecs", started)
+    path = result_path(target, "codecs", started)
     found = bench_encode(seconds, threads=threads)
     notes = (f"{threads} thread(s), at least {seconds:g} s a figure",)
-    _finish(output, path, _result("codecs", started, found, notes=notes), target.force)
+    finish(output, path, run_result("codecs", started, found, notes=notes), target.force)
 
 
-def _result_path(target: Target, name: str, started: datetime) -> Path:
-    """Choose the file, and refuse one that exists before anything is measured."""
+def result_path(target: Target, name: str, started: datetime) -> Path:
+    """Choose the file, before anything is measured.
+
+    Raises:
+        ConfigError: it exists and may not be replaced.
+    """
     path = target.path or Path(f"moet-bench-{name}-{started:%Y%m%dT%H%M%SZ}.json")
     if path.exists() and not target.force:
         raise ConfigError(
@@ -89,7 +93,7 @@ def _result_path(target: Target, name: str, started: datetime) -> Path:
     return path
 
 
-def _result(
+def run_result(
     kind: str,
     started: datetime,
     measurements: Sequence[Measurement],
@@ -99,6 +103,7 @@ def _result(
     server: tuple[str, ...] | None = None,
     notes: tuple[str, ...] = (),
 ) -> Result:
+    """Put measurements together with when, where, of what and by which command they were made."""
     return Result(
         kind=kind,
         recipe=recipe,
@@ -114,7 +119,8 @@ def _result(
     )
 
 
-def _finish(output: Output, path: Path, result: Result, force: bool) -> None:
+def finish(output: Output, path: Path, result: Result, force: bool) -> None:
+    """Write the result file, and show the result and where it is."""
     write_result(path, result, force=force)
     output.result(
         {"event": "result", "file": str(path), "result": result}, _table(result), f"result: {path}"

@@ -72,22 +72,26 @@ def _vllm(plan: Plan) -> str:
 
 
 def _gpus(plan: Plan) -> str:
-    wanted = plan.requires.gpus
-    if not wanted:
-        return "none needed"
-    found = gpus()
-    if len(found) < wanted:
+    found, vllm = gpus(), installed_vllm()
+    on_cpu = vllm is not None and vllm.cpu
+    if len(found) < plan.requires.gpus:
         raise ConfigError(
-            f"Recipe {plan.recipe!r} needs {wanted} NVIDIA GPU(s), found {len(found)}; run "
-            "nvidia-smi to see what is wrong, or serve a recipe for the CPU (moet recipes list)."
+            f"Recipe {plan.recipe!r} needs {plan.requires.gpus} NVIDIA GPU(s), found {len(found)}; "
+            "run nvidia-smi to see what is wrong, or serve a recipe for the CPU (moet recipes "
+            "list)."
         )
-    vllm = installed_vllm()
-    if vllm is not None and vllm.cpu:
+    if plan.requires.gpus and on_cpu:
         raise ConfigError(
             f"Recipe {plan.recipe!r} needs a GPU, and the installed vLLM is the CPU build. Install "
             f"vllm=={VLLM_VERSION} in its place."
         )
-    return ", ".join(gpu.name for gpu in found)
+    processes = (plan["tensor_parallel_size"] or 1) * (plan["pipeline_parallel_size"] or 1)
+    if len(found) < processes and not on_cpu:
+        raise ConfigError(
+            f"tensor_parallel_size x pipeline_parallel_size is {processes}, one NVIDIA GPU each; "
+            f"found {len(found)}. Choose smaller ones."
+        )
+    return "none needed" if on_cpu else ", ".join(gpu.name for gpu in found)
 
 
 def _model(plan: Plan) -> str:
@@ -110,7 +114,8 @@ def _memory(plan: Plan) -> str:
     folder = local_folder(plan["model"])
     vllm = installed_vllm()
     if folder is not None and vllm is not None and vllm.cpu:
-        needed += int(check_checkpoint(folder).total_bytes * SMALLEST_SHARE)
+        size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        needed += int(size * SMALLEST_SHARE)
     available = available_memory()
     sizes = f"{needed / GIB:.1f} GiB needed at least, {available / GIB:.1f} GiB available"
     if available < needed:

