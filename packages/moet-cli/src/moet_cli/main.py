@@ -201,6 +201,17 @@ def bench_codecs(
 add_pack_commands(_command, cli, bench)
 
 
+@_command(bench, "parsers")
+@click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True)
+@_out
+@_force
+def bench_parsers(output: Output, runs: int, out: Path | None, force: bool) -> None:
+    """Measure what reading thinking and tool calls costs."""
+    from moet_cli import parsers
+
+    parsers.bench_parsers(output, runs, out, force)
+
+
 def _resolve(target: str, settings: Sequence[str]) -> Any:
     from moet_cli.plan import resolve
 

@@ -36,9 +36,10 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     Attributes:
         name: of the family.
-        marks: kind of marker to regular expression. Every match begins with `<`, is at most
-            `MAX_MARK` characters long, and contains no other `<`. What a tag says of itself is in
-            the groups `tool`, `parameter` (their names) and `string` ("true" or "false").
+        marks: kind of marker to regular expression. Every match begins with `<`, ends with `>`,
+            is at most `MAX_MARK` characters long, and contains no other `<`. What a tag says of
+            itself is in the groups `tool`, `parameter` (their names) and `string` ("true" or
+            "false").
         spelling: how a template writes the markers that open and close things around values.
         arguments: "tagged" (one marked value for each parameter) or "json" (one JSON object).
         head: where the name of a JSON call is: "name" (all before the separator), "id" (an id

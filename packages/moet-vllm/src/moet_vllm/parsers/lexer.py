@@ -48,16 +48,17 @@ class Lexer:
         start = self._buffer.find("<", self._at)
         if start < 0:
             return self._buffer[self._at :]
-        found = pattern.search(self._buffer, start)
-        if found is not None:
-            return self._buffer[self._at : found.start()]
+        if self._buffer.find(">", start) >= 0:
+            found = pattern.search(self._buffer, start)
+            if found is not None:
+                return self._buffer[self._at : found.start()]
         start = max(start, len(self._buffer) - MAX_MARK)
         found = pattern.search(self._buffer, start, partial=True)
         return self._buffer[self._at : found.start() if found else len(self._buffer)]
 
     def mark(self, pattern: Pattern) -> Any:
         """Return the marker that the held text begins with, taken, or None."""
-        if self._at == len(self._buffer):
+        if self._buffer.find(">", self._at) < 0:
             return None
         found = pattern.match(self._buffer, self._at)
         if found is not None:
