@@ -61,6 +61,12 @@ class TestUsage:
         assert code == 2
         assert err.endswith("See moet serve --help.\n")
 
+    @pytest.mark.parametrize("group", [[], ["recipes"], ["bench"]])
+    def test_no_command_shows_the_help(self, moet_here, group):
+        code, out, err = moet_here(*group)
+        assert (code, out) == (2, "")
+        assert err.startswith("Usage: moet ")
+
     def test_help_is_no_error(self, moet_here):
         code, out, err = moet_here("serve", "--help")
         assert (code, err) == (0, "")

@@ -229,6 +229,9 @@ def main(args: Sequence[str] | None = None) -> int:
     except Interrupted as interrupt:
         code = 128 + interrupt.signum
         output.error(f"stopped by {interrupt}", code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        code = error.exit_code
+        output.say(error.format_message())
     except click.ClickException as error:
         code = error.exit_code
         output.error(_usage_text(error), code, error)
