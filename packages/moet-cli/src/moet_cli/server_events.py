@@ -1,6 +1,7 @@
 """Reads the event lines in a server's output; see `moet_vllm.events`."""
 
 import re
+from typing import TypeAlias
 
 import msgspec
 
@@ -9,7 +10,7 @@ from moet_vllm.events import MARKER, Converted, ProcessEnded
 
 __all__ = ["ServerEvent", "parse_event"]
 
-ServerEvent = Converted | ProcessEnded | ServerEnded
+ServerEvent: TypeAlias = Converted | ProcessEnded | ServerEnded
 
 # vLLM puts "(Worker_TP0 pid=12) " before what its processes write. Nothing else may come first:
 # a log line can quote a prompt, and a prompt must not be able to pose as an event.
