@@ -1,4 +1,6 @@
 from hypothesis import settings
 
-settings.register_profile("moet", derandomize=True, deadline=None, database=None, max_examples=60)
-settings.load_profile("moet")
+settings.register_profile(
+    "moet-core", derandomize=True, deadline=None, database=None, max_examples=60
+)
+settings.load_profile("moet-core")

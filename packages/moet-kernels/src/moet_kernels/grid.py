@@ -158,12 +158,12 @@ def nvfp4_reader(source: Nvfp4Source[Any]) -> Reader:
         other = _groups_without_largest(words)
         if other.numel():
             entry.view(-1)[other] -= (7 - _largest_nibble(words.view(-1)[other]).int()) * 256
-        peaks = _take(scale_table, entry)
-        scales = torch.maximum(peaks[:, 0::2], peaks[:, 1::2])
-        column = (scales.int() - lowest).clamp_(min=0)
-        index = scale.mul_(len(exponents)).view(stop - start, -1, 2).add_(column.unsqueeze(2))
-        shape = words.shape
-        return Grid(scales, lambda threshold: _take(bias_table(threshold), index).view(shape))
+        of_group = _take(scale_table, entry)
+        pairs = of_group.view(torch.int16)
+        of_neighbour = (pairs << 8 | pairs >> 8 & 0xFF).view(torch.uint8)
+        of_block = torch.maximum(of_group, of_neighbour)
+        index = scale.mul_(len(exponents)).add_((of_block.int() - lowest).clamp_(min=0))
+        return Grid(of_block[:, ::2], lambda threshold: _take(bias_table(threshold), index))
 
     return Reader(lanes, words, grid)
 
@@ -194,10 +194,10 @@ def _power_of_two(exponents: Tensor) -> Tensor:
 
 def _groups_without_largest(words: Tensor) -> Tensor:
     """Return the flat indices of words without a magnitude 7 (6.0); scales make them rare."""
-    seven = words >> 1
-    seven &= words
-    seven &= words >> 2
-    seven &= lanes_of(4).ones
+    lanes = lanes_of(4)
+    seven = words & lanes.magnitude
+    seven += lanes.ones
+    seven &= lanes.sign
     return (seven.view(-1) == 0).nonzero()[:, 0]
 
 
