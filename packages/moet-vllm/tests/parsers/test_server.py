@@ -1,0 +1,209 @@
+"""The parsers inside a real server: every tool_choice, streamed and not, by client and by hand.
+
+The model's weights are random, so what it says is forced: by the constraint vLLM derives from the
+tools where a call is demanded, by a choice of one reply where it is not.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moet_vllm.synthetic import write_checkpoint
+
+pytestmark = pytest.mark.engine
+
+START_SECONDS = 240
+TOWNS = ["Oslo", "Rome"]
+FORECAST = {
+    "type": "function",
+    "function": {
+        "name": "forecast",
+        "parameters": {
+            "type": "object",
+            "properties": {"town": {"type": "string", "enum": TOWNS}},
+            "required": ["town"],
+            "additionalProperties": False,
+        },
+    },
+}
+NAMED = {"type": "function", "function": {"name": "forecast"}}
+ONE = "<tool_call>forecast<arg_key>town</arg_key><arg_value>Oslo</arg_value></tool_call>"
+TWO = f"Both.\n{ONE}\n{ONE}"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("server")
+    model = write_checkpoint(folder / "model", source="bf16")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        *(sys.executable, "-m", "moet_vllm.server", "serve", str(model)),
+        *("--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port)),
+        *("--enforce-eager", "--max-model-len", "1024", "--max-num-seqs", "4"),
+        *("--enable-auto-tool-choice", "--tool-call-parser", "moet_glm47"),
+        *("--reasoning-parser", "moet_glm47"),
+    ]
+    settings = {
+        **os.environ,
+        "TORCHDYNAMO_DISABLE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    log = folder / "log"
+    with log.open("w") as file:
+        server = subprocess.Popen(
+            command, env=settings, stdout=file, stderr=file, start_new_session=True
+        )
+    try:
+        _wait(f"http://127.0.0.1:{port}/health", server, log)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+def _wait(health: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end:
+        assert server.poll() is None, log.read_text()[-4000:]
+        try:
+            with urllib.request.urlopen(health, timeout=2):
+                return
+        except OSError:
+            time.sleep(0.5)
+    pytest.fail("the server did not start: " + log.read_text()[-4000:])
+
+
+def body(choice: Any, reply: str | None) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "Weather?"}],
+        "tools": [FORECAST],
+        "tool_choice": choice,
+        "max_tokens": 400,
+        "temperature": 0,
+    }
+    if reply is not None:
+        found["structured_outputs"] = {"choice": [reply]}
+    return found
+
+
+def by_hand(url: str, request: dict[str, Any], stream: bool) -> tuple[str, list[Any], str]:
+    """Ask without a client library; return content, calls (name, arguments) and finish reason."""
+    data = json.dumps({**request, "stream": stream}).encode()
+    call = urllib.request.Request(
+        f"{url}/chat/completions", data, {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(call, timeout=60) as answer:
+        raw = answer.read().decode()
+    if not stream:
+        return _whole(json.loads(raw))
+    lines = [line.removeprefix("data: ") for line in raw.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return _joined([json.loads(line) for line in lines[:-1]])
+
+
+def by_client(url: str, request: dict[str, Any], stream: bool) -> tuple[str, list[Any], str]:
+    """Ask by OpenAI's client."""
+    import openai
+
+    standard = {key: value for key, value in request.items() if key != "structured_outputs"}
+    extra = {key: value for key, value in request.items() if key == "structured_outputs"}
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        found = client.chat.completions.create(**standard, extra_body=extra, stream=stream)
+        if not stream:
+            return _whole(found.model_dump())
+        return _joined([chunk.model_dump(exclude_unset=True) for chunk in found])
+
+
+def _whole(answer: dict[str, Any]) -> tuple[str, list[Any], str]:
+    (choice,) = answer["choices"]
+    message = choice["message"]
+    calls = message.get("tool_calls") or []
+    assert len({call["id"] for call in calls}) == len(calls)
+    functions = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+    return message["content"] or "", functions, choice["finish_reason"]
+
+
+def _joined(chunks: list[dict[str, Any]]) -> tuple[str, list[Any], str]:
+    content, reason = "", ""
+    calls: list[dict[str, str]] = []
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            reason = choice.get("finish_reason") or reason
+            content += choice["delta"].get("content") or ""
+            for piece in choice["delta"].get("tool_calls") or ():
+                function = piece["function"]
+                if piece["index"] == len(calls):
+                    assert piece["type"] == "function"
+                    calls.append({"id": piece["id"], "name": function["name"], "arguments": ""})
+                else:
+                    # Only the first delta of a call has its id and name.
+                    assert not piece.get("id")
+                    assert not function.get("name")
+                calls[piece["index"]]["arguments"] += function.get("arguments") or ""
+    assert len({call["id"] for call in calls}) == len(calls)
+    return content, [(call["name"], call["arguments"]) for call in calls], reason
+
+
+@pytest.mark.parametrize("ask", [by_hand, by_client])
+@pytest.mark.parametrize("stream", [False, True])
+class TestEveryChoice:
+    def test_auto(self, url: str, ask: Any, stream: bool) -> None:
+        content, calls, reason = ask(url, body("auto", TWO), stream)
+        assert content == "Both."
+        assert calls == [("forecast", '{"town": "Oslo"}')] * 2
+        assert reason == "tool_calls"
+
+    def test_auto_with_an_answer(self, url: str, ask: Any, stream: bool) -> None:
+        assert ask(url, body("auto", "a <b> c"), stream) == ("a <b> c", [], "stop")
+
+    def test_auto_with_a_malformed_call(self, url: str, ask: Any, stream: bool) -> None:
+        reply = "<tool_call>I would rather not.</tool_call>"
+        assert ask(url, body("auto", reply), stream) == ("I would rather not.", [], "stop")
+
+    def test_none(self, url: str, ask: Any, stream: bool) -> None:
+        assert ask(url, body("none", TWO), stream) == ("Both.", [], "stop")
+
+    @pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")])
+    def test_a_demanded_call(
+        self, url: str, ask: Any, stream: bool, choice: Any, reason: str
+    ) -> None:
+        content, calls, found = ask(url, body(choice, None), stream)
+        assert content == ""
+        assert calls, "a call was demanded"
+        for name, arguments in calls:
+            assert name == "forecast"
+            assert json.loads(arguments)["town"] in TOWNS
+        assert found in (reason, "length")
+
+
+def test_responses(url: str) -> None:
+    import openai
+
+    tool = {"type": "function", **FORECAST["function"], "strict": True}
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        answer = client.responses.create(
+            model="m", input="Weather?", tools=[tool], tool_choice="required", max_output_tokens=400
+        )
+    calls = [item for item in answer.output if item.type == "function_call"]
+    assert calls
+    assert all(json.loads(call.arguments)["town"] in TOWNS for call in calls)
