@@ -43,7 +43,7 @@ LINT_TOOLS = (
     "mypy==2.4.1",
     "numpy>=1.26",
     "msgspec>=0.18",
-    "click>=8.1",
+    "click>=8.2",
     "rich>=13",
     "types-PyYAML",
     "types-psutil",

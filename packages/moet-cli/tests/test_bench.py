@@ -43,12 +43,8 @@ class TestPrompts:
         assert len(prompt_of(150, 7).split()) == 150
 
 
-class TestDecodeRate:
-    @pytest.mark.parametrize(
-        ("tokens", "first", "last", "rate"), [(11, 1.0, 3.0, 5.0), (1, 1.0, 1.0, 0.0)]
-    )
-    def test_counts_the_tokens_after_the_first(self, tokens, first, last, rate):
-        assert Answer("p", "t", 1, tokens, first, last).decode_rate == rate
+def test_the_rate_is_that_of_the_whole_request():
+    assert Answer("p", "t", 1, 12, 1.0, 3.0).rate == 4.0
 
 
 def test_codecs_writes_a_figure_for_each(moet, tmp_path):

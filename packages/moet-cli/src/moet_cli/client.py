@@ -28,14 +28,12 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def rate(self) -> float:
-        """Tokens per second of the whole request, the prompt's time included."""
-        return self.completion_tokens / self.seconds
+        """Tokens per second of the whole request, the prompt's time included.
 
-    @property
-    def decode_rate(self) -> float:
-        """Tokens per second after the first one, 0 if they all came at once."""
-        duration = self.seconds - self.first_token_seconds
-        return (self.completion_tokens - 1) / duration if duration > 0 else 0.0
+        Not the rate after the first chunk: a server may send several tokens in one chunk, the
+        first one included.
+        """
+        return self.completion_tokens / self.seconds
 
 
 class Client:

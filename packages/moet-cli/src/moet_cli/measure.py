@@ -10,7 +10,8 @@ from moet_core.results import Measurement, measurement
 __all__ = ["NOTES", "measure", "prompt_of"]
 
 NOTES = (
-    "decode: tokens after the first, over the time after the first; end-of-text is ignored",
+    "decode: tokens of an answer to a short prompt, over the time of the whole request; end-of-text "
+    "is ignored",
     "prefill: prompt tokens as the server counts them, over the time of a request for one token; "
     "every prompt is new from its first word on, so no cached prefix helps",
     "first token: a streamed request with the decode prompt, as the client sees it",
@@ -53,7 +54,7 @@ def measure(client: Client, suite: Suite, say: Callable[[str], None]) -> list[Me
         client.complete(prompt_of(suite.prefill_words, next(seeds)), 1) for _ in range(suite.runs)
     ]
     return [
-        measurement("decode", "tokens/s", [answer.decode_rate for answer in decoded]),
+        measurement("decode", "tokens/s", [answer.rate for answer in decoded]),
         measurement("prefill", "tokens/s", [a.prompt_tokens / a.seconds for a in prefilled]),
         measurement("prefill prompt", "tokens", [a.prompt_tokens for a in prefilled]),
         measurement("time to first token", "s", [a.first_token_seconds for a in decoded]),

@@ -152,7 +152,8 @@ class ExpertStaging:
         if self.source.source == "float":
             return encode.FloatSource(name, *tensors)
         if self.source.source == "fp8":
-            return encode.Fp8Source(name, *tensors, self.source.block)
+            weight, scale = tensors
+            return encode.Fp8Source(name, weight, scale, self.source.block)
         if self.source.source == "mxfp4":
             return encode.Mxfp4Source(name, *tensors)
         return encode.Nvfp4Source(name, *tensors)
