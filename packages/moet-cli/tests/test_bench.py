@@ -1,7 +1,5 @@
 import json
 
-import pytest
-
 from moet_cli.client import Answer
 from moet_cli.measure import prompt_of
 from moet_core.results import read_result

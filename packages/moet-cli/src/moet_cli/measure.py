@@ -10,8 +10,8 @@ from moet_core.results import Measurement, measurement
 __all__ = ["NOTES", "measure", "prompt_of"]
 
 NOTES = (
-    "decode: tokens of an answer to a short prompt, over the time of the whole request; end-of-text "
-    "is ignored",
+    "decode: tokens of an answer to a short prompt, over the time of the whole request; "
+    "end-of-text is ignored",
     "prefill: prompt tokens as the server counts them, over the time of a request for one token; "
     "every prompt is new from its first word on, so no cached prefix helps",
     "first token: a streamed request with the decode prompt, as the client sees it",
