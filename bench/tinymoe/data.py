@@ -1,5 +1,6 @@
 """Batches: rows of text and of conversations, made on the fly, each a function of (seed, step)."""
 
+import lzma
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -15,7 +16,7 @@ from tinymoe.skills import Conversation, arithmetic, needle
 from tinymoe.tokenizer import encode_parts, read_tokenizer
 from tinymoe.tools import tool_calls
 
-__all__ = ["Batch", "Batches", "Plan", "encode_texts", "generator", "held_out_rows"]
+__all__ = ["Batch", "Batches", "Plan", "Streams", "encode_texts", "generator", "held_out_rows"]
 
 # Loss weights: a conversation's prompt is there to be read, its answers to be learned.
 PROMPT_WEIGHT, ANSWER_WEIGHT = 0.1, 3.0
@@ -32,6 +33,21 @@ class Plan(NamedTuple):
     needle: float = 1.2
     tools: float = 2.0
     chat: float = 0.8
+
+
+class Streams:
+    """The token streams of a work folder: `streams["train.python"]` is a uint16 array."""
+
+    def __init__(self, work: Path) -> None:
+        self.work = work
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return np.frombuffer(lzma.open(self.work / f"{name}.xz").read(), np.uint16)
+
+    def write(self, name: str, stream: np.ndarray) -> None:
+        """Store a stream."""
+        with lzma.open(self.work / f"{name}.xz", "wb", preset=1) as file:
+            file.write(stream.tobytes())
 
 
 class Batch(NamedTuple):

@@ -10,7 +10,6 @@ alone, and no operation adds in an order that varies.
 import argparse
 import hashlib
 import json
-import lzma
 import os
 import time
 from collections import Counter
@@ -28,7 +27,7 @@ from torch import Tensor
 
 from tinymoe.chat import render
 from tinymoe.corpus import Texts, read_texts
-from tinymoe.data import Batches, Plan, encode_texts, generator, held_out_rows
+from tinymoe.data import Batches, Plan, Streams, encode_texts, generator, held_out_rows
 from tinymoe.evaluate import HeldOut, evaluate
 from tinymoe.export import write_checkpoint
 from tinymoe.model import TinyMoe
@@ -62,16 +61,11 @@ def prepare(work: Path, texts: dict[str, Texts], shape: Shape, files: int | None
     for split, found in (("train", train), ("held_out", held_out)):
         for kind in kinds:
             stream = encode_texts(tokenizer, found[kind]) if found[kind] else np.zeros(0, np.uint16)
-            with lzma.open(work / f"{split}.{kind}.xz", "wb", preset=1) as file:
-                file.write(stream.tobytes())
+            Streams(work).write(f"{split}.{kind}", stream)
     filler = {
         split: (texts[split]["docs"][:400] or texts[split]["python"])[:400] for split in texts
     }
     (work / "filler.json").write_text(json.dumps(filler, ensure_ascii=False))
-
-
-def _stream(work: Path, name: str) -> np.ndarray:
-    return np.frombuffer(lzma.open(work / f"{name}.xz").read(), np.uint16)
 
 
 def held_out_sets(work: Path, seed: int, rows: int, long: int) -> dict[str, HeldOut]:
@@ -84,7 +78,7 @@ def held_out_sets(work: Path, seed: int, rows: int, long: int) -> dict[str, Held
         make = generator(kind, filler, int(length * 2.2))
         sets[kind] = HeldOut(*held_out_rows(tokenizer, make, rows, length, seed))
     for kind in ("python", "docs"):
-        stream = _stream(work, f"held_out.{kind}")
+        stream = Streams(work)[f"held_out.{kind}"]
         count = min(rows, len(stream) // long)
         if count:
             tokens = stream[: count * long].astype(np.int64).reshape(count, long)
@@ -240,7 +234,7 @@ def run(work: Path, out: Path, shape: Shape, args: argparse.Namespace) -> TinyMo
     if args.start:
         model.load_state_dict(torch.load(args.start, map_location="cpu"))
     model.to(device)
-    streams = {kind: _stream(work, f"train.{kind}") for kind in ("python", "docs")}
+    streams = {kind: Streams(work)[f"train.{kind}"] for kind in ("python", "docs")}
     filler = json.loads((work / "filler.json").read_text())["train"]
     plan = Plan(tokens=args.tokens, text_share=args.text_share, docs_share=args.docs_share)
     data = Batches(work, streams, filler, plan, args.seed).schedule(_lengths(args))
