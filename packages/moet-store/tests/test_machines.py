@@ -4,6 +4,7 @@ import ctypes
 import errno
 import os
 import resource
+import signal
 import struct
 import subprocess
 import sys
@@ -41,16 +42,19 @@ def read_all(path, prepare=None):
     return done.stdout.split(), done.stderr.splitlines()
 
 
-def deny(system_call, code):
-    """Make a system call fail in this process from now on, as container profiles do."""
+ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
+
+
+def filter_calls(system_call, then, otherwise):
+    """Filter this process's system calls from now on, as container profiles do."""
     load, jump_equal, ret = 0x20, 0x15, 0x06
     program = b"".join(
         struct.pack("HBBI", *line)
         for line in (
             (load, 0, 0, 0),
             (jump_equal, 0, 1, system_call),
-            (ret, 0, 0, 0x00050000 | code),
-            (ret, 0, 0, 0x7FFF0000),
+            (ret, 0, 0, then),
+            (ret, 0, 0, otherwise),
         )
     )
     code_at = ctypes.create_string_buffer(program)
@@ -69,7 +73,7 @@ IO_URING_SETUP = 425
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS])
 def test_seccomp_denies_io_uring(make_pack, code):
     path, _ = make_pack()
-    words, lines = read_all(path, lambda: deny(IO_URING_SETUP, code))
+    words, lines = read_all(path, lambda: filter_calls(IO_URING_SETUP, REFUSE | code, ALLOW))
     assert words == ["pread", "True", "1", "12"]
     (line,) = lines
     assert line.startswith("io_uring is not available: reading with 8 pread threads")
@@ -248,21 +252,45 @@ def test_a_busy_kernel_is_asked_again(make_pack, monkeypatch):
         assert reader.counters.snapshot().retries == 3
 
 
-def test_a_kernel_that_stays_busy_is_an_error(make_pack, monkeypatch):
+def test_a_kernel_that_stays_busy_is_an_error(make_pack, monkeypatch, refused):
     import liburing
 
-    def refuse(_):
+    def busy(_):
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     path, spec = make_pack()
     reader = PackReader([path], engine="io_uring")
     with monkeypatch.context() as patch:
-        patch.setattr(liburing, "io_uring_submit", refuse)
+        patch.setattr(liburing, "io_uring_submit", busy)
         patch.setattr("moet_store.ring.BUSY_LIMIT", 5)
         reader.submit([(1, 0)], [aligned_buffer(spec.row_bytes)])
-        with pytest.raises(OSError, match="Resource temporarily unavailable"):
+        with refused(PackErrorKind.IO) as caught:
             reader.wait()
+    assert "Resource temporarily unavailable, 6 times" in str(caught.value)
     reader.close()
+
+
+def test_a_hit_makes_no_system_call(make_pack):
+    path, _ = make_pack()
+    with ExpertStore(PackReader([path]), 4) as store:
+        store.wait(store.submit([(1, 0), (1, 1)]))
+        store.get((1, 0))
+        told, tell = os.pipe()
+        child = os.fork()
+        if not child:
+            write = 1
+            filter_calls(write, ALLOW, KILL)
+            for _ in range(10000):
+                store.get((1, 0))
+                store.get((1, 1))
+            os.write(tell, b"20000 hits")
+            os.getppid()
+            os.write(tell, b", and a call")
+        os.close(tell)
+        _, status = os.waitpid(child, 0)
+        with open(told, "rb") as file:  # noqa: PTH123 - a descriptor has no path
+            assert file.read() == b"20000 hits"
+    assert os.WTERMSIG(status) == signal.SIGSYS
 
 
 def test_the_store_can_be_reopened_after_it_was_moved(tmp_path, make_pack):

@@ -31,6 +31,7 @@ __all__ = ["Comparison", "Settings", "bench_store"]
 
 MIB = 2**20
 LAYERS = 4
+TUNING_ROUNDS = 3
 SINGLE = "yardstick, one row at a time"
 
 Run = Callable[[], Sample]
@@ -93,7 +94,8 @@ def bench_store(
     with _test_pack(folder, settings, progress) as (path, spec), PackReader([path]) as reader:
         scratch = _Scratch(reader)
         progress("finding queue depths", 0.0)
-        depth = tune_depth(reader)
+        # As long as fio gets to find its own.
+        depth = tune_depth(reader, seconds=settings.seconds / 2, rounds=TUNING_ROUNDS)
         name, yardstick, single = _yardstick(path, spec, settings, reader.engine)
         with PackReader([path], verify=False, depth=depth) as unverified:
             loose = _Scratch(unverified)
@@ -187,7 +189,7 @@ def _yardstick(path: Path, spec: PackSpec, settings: Settings, engine: str) -> t
         return run_fio(path, spec, depth=depth, seconds=seconds, engine=kind)
 
     rates = dict.fromkeys(FIO_DEPTHS, 0.0)
-    for _ in range(3):
+    for _ in range(TUNING_ROUNDS):
         for depth in FIO_DEPTHS:
             rates[depth] += fio(depth, half).rate
     best = max(rates, key=lambda depth: rates[depth])

@@ -16,7 +16,7 @@ NEAR = 0.97
 """A smaller depth that reaches so much of the best is better: demand reads wait less behind it."""
 
 
-def tune_depth(reader: PackReader, *, seconds: float = 0.1, rounds: int = 3) -> int:
+def tune_depth(reader: PackReader, *, seconds: float = 0.1, rounds: int = 5) -> int:
     """Measure depths in turn and set the smallest that is as good as the best.
 
     Reads random rows for about `seconds * rounds * len(DEPTHS)`; nothing else may be reading. What

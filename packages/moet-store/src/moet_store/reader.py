@@ -31,7 +31,7 @@ __all__ = ["DEFAULT_DEPTH", "Completion", "Key", "PackReader"]
 PIECE_BYTES = 2**20
 """One read for the kernel; drives answer several of this size faster than one large one."""
 
-DEFAULT_DEPTH = 16
+DEFAULT_DEPTH = 32
 """Pieces with the kernel at a time, where no probe has found a better number."""
 
 MAX_DEPTH = 64

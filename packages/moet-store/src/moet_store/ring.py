@@ -17,6 +17,7 @@ import liburing as uring
 
 from moet_store.counters import Counters
 from moet_store.engines import report_fallback
+from moet_store.errors import PackError, PackErrorKind
 from moet_store.memory import address_of
 
 __all__ = ["RingEngine"]
@@ -115,7 +116,7 @@ class RingEngine:
         """See `Engine`; what the kernel does not take now stays queued for the next call.
 
         Raises:
-            OSError: The kernel takes nothing although nothing is under way, again and again.
+            PackError: IO, the kernel takes nothing although nothing is under way, again and again.
         """
         if not uring.io_uring_sq_ready(self._ring):
             return
@@ -123,12 +124,17 @@ class RingEngine:
             self._submitted += uring.io_uring_submit(self._ring)
             self._busy = 0
         except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EBUSY, errno.EINTR):
-                raise
             self._counters.retries += 1
             self._busy += 1
-            if self._busy > BUSY_LIMIT and not self._submitted:
-                raise
+            refused = error.errno not in (errno.EAGAIN, errno.EBUSY, errno.EINTR)
+            if refused or (self._busy > BUSY_LIMIT and not self._submitted):
+                raise PackError(
+                    PackErrorKind.IO,
+                    None,
+                    wanted="the kernel to take reads",
+                    found=f"{os.strerror(error.errno or 0)}, {self._busy} times",
+                    advice="See the kernel's log; reading with engine pread avoids io_uring.",
+                ) from error
 
     def reap(self) -> list[tuple[int, int]]:
         """See `Engine`."""
