@@ -1,17 +1,21 @@
 """From programs to instruction words, and from cubins to programs."""
 
+import re
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
+from moet_kernels.sass.arch import Architecture
 from moet_kernels.sass.control import Control
 from moet_kernels.sass.cubin import Cubin
 from moet_kernels.sass.errors import Flaw, SassError, SourceError
 from moet_kernels.sass.listing import disassemble_words
 from moet_kernels.sass.operands import NO_REGISTER, parse
 from moet_kernels.sass.roles import register_tokens
-from moet_kernels.sass.source import Program, Statement
+from moet_kernels.sass.source import Program, Statement, targets
 from moet_kernels.sass.table import NoForm, Table, Unreachable
 
-__all__ = ["assemble", "disassemble"]
+__all__ = ["assemble", "disassemble", "disassemble_all"]
 
 
 def assemble(program: Program, table: Table) -> list[int]:
@@ -75,16 +79,32 @@ def _register_flaws(
 
 
 def disassemble(cubin: Cubin, kernel: str) -> Program:
-    """Read a kernel of a cubin; NOPs and the trap loop behind the last EXIT are left out.
+    """Read a kernel of a cubin; NOPs behind the last instruction are left out.
 
     Raises:
         SassError: there is no such kernel, or it has words that are no instructions.
     """
-    arch = cubin.arch
     words = cubin.words(kernel)
-    statements = _statements(words, disassemble_words(words, arch), cubin)
+    return _program(cubin, kernel, disassemble_words(words, cubin.arch), 0)
+
+
+def disassemble_all(cubins: Sequence[Cubin]) -> list[Program]:
+    """Read all kernels of cubins of one architecture, with few runs of `nvdisasm`."""
+    words = [word for cubin in cubins for kernel in cubin.kernels for word in cubin.words(kernel)]
+    texts = disassemble_words(words, cubins[0].arch)
+    programs, at = [], 0
+    for cubin in cubins:
+        for kernel in cubin.kernels:
+            count = len(cubin.words(kernel))
+            programs.append(_program(cubin, kernel, texts[at : at + count], 16 * at))
+            at += count
+    return programs
+
+
+def _program(cubin: Cubin, kernel: str, texts: Sequence[str | None], base: int) -> Program:
+    statements = _statements(cubin.words(kernel), texts, cubin.arch, base)
     return Program(
-        arch,
+        cubin.arch,
         kernel,
         cubin.registers(kernel),
         tuple(_without_padding(statements)),
@@ -94,13 +114,22 @@ def disassemble(cubin: Cubin, kernel: str) -> Program:
     )
 
 
-def _statements(words: Sequence[int], texts: Sequence[str | None], cubin: Cubin) -> list[Statement]:
+def _statements(
+    words: Sequence[int], texts: Sequence[str | None], arch: Architecture, base: int
+) -> list[Statement]:
+    """Make statements of a kernel's words, whose texts were read at address `base`."""
     statements = []
     for index, (word, text) in enumerate(zip(words, texts, strict=True)):
+        address = 16 * index
         if text is None:
-            raise SassError(f"The word {word:#034x} at {16 * index:#x} is no instruction.")
-        instruction = parse(text, cubin.arch, 16 * index)
-        statements.append(Statement(instruction, text, 16 * index, Control.of(word)))
+            raise SassError(f"The word {word:#034x} at {address:#x} is no instruction.")
+        statement = Statement(
+            parse(text, arch, base + address), text, address, Control.of(word)
+        )
+        for target in targets(statement):
+            local = re.sub(rf"{target + base:#x}\b", hex(target), text)
+            statement = msgspec.structs.replace(statement, text=local)
+        statements.append(statement)
     return statements
 
 

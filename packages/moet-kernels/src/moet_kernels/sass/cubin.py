@@ -159,11 +159,10 @@ class Cubin:
 
     def symbol(self, kernel: str) -> int:
         """Index of a kernel's function symbol."""
-        text = self.sections.index(self.section(f".text.{kernel}"))
-        symbols = self.section(".symtab").data
+        symbols, names = self.section(".symtab").data, self.section(".strtab").data
         for index in range(len(symbols) // _SYMBOL.size):
-            _, info, _, home, _, _ = _SYMBOL.unpack_from(symbols, index * _SYMBOL.size)
-            if home == text and info & 15 == FUNCTION:
+            name, info, *_ = _SYMBOL.unpack_from(symbols, index * _SYMBOL.size)
+            if info & 15 == FUNCTION and names[name : names.index(0, name)].decode() == kernel:
                 return index
         raise SassError(f"The cubin has no function symbol for kernel {kernel}.")
 

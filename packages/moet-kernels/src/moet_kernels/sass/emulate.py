@@ -118,7 +118,9 @@ def _run(machine: Machine, program: Program, most: int, counts: dict[str, int]) 
         machine.statement = statement
         steps += 1
         if steps > most:
-            raise machine.fail(Fault.RUNAWAY, f"{most} instructions were executed; raise the limit.")
+            raise machine.fail(
+                Fault.RUNAWAY, f"{most} instructions were executed; raise the limit."
+            )
         opcode = statement.instruction.opcode
         counts[opcode] = counts.get(opcode, 0) + 1
         _step(machine, statement, ready & (machine.pc == counter))
@@ -221,5 +223,3 @@ def _release(machine: Machine) -> None:
         f"{int(stuck.sum())} threads wait for others that wait elsewhere or never come.",
         stuck,
     )
-
-

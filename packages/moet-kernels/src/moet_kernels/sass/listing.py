@@ -16,6 +16,8 @@ NOP = 0x7918 | Control(stall=0, hold=False).bits
 _NEUTRAL = Control().bits
 _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;?\s+/\* 0x[0-9a-f]{16} \*/", re.MULTILINE)
 _BAD = re.compile(r"(?:at address|address) 0x([0-9a-f]+)")
+_SINGLE = re.compile(r"(?:@!?U?P\w\s+)?U?(?:F(?!2FP)|MUFU)")
+_NAN = re.compile(r"[-+]?\b[QS]NAN\b")
 _BATCH = 30_000
 
 
@@ -60,5 +62,12 @@ def _batch(words: Sequence[int], base: int, arch: Architecture) -> list[str | No
     for address, text in _LINE.findall(out):
         index = (int(address, 16) - base) // 16
         if index not in bad:
-            texts[index] = text
+            texts[index] = _with_payload(text, words[index])
     return texts
+
+
+def _with_payload(text: str, word: int) -> str:
+    """Write the bits of a NaN, which `nvdisasm` does not; a float32 immediate is bits 32 to 63."""
+    if "NAN" not in text or not _SINGLE.match(text):
+        return text
+    return _NAN.sub(f"0f{word >> 32 & 0xFFFFFFFF:08x}", text)

@@ -23,7 +23,23 @@ from moet_kernels.sass.tools import run_tool
 __all__ = ["Access", "accesses", "learn_roles", "register_tokens"]
 
 _FLOW = frozenset(
-    ["BRA", "BRX", "BRXU", "EXIT", "RET", "CALL", "JMP", "JMX", "BSSY", "BSYNC", "BREAK", "WARPSYNC", "BPT", "KILL", "YIELD"]
+    [
+        "BRA",
+        "BRX",
+        "BRXU",
+        "EXIT",
+        "RET",
+        "CALL",
+        "JMP",
+        "JMX",
+        "BSSY",
+        "BSYNC",
+        "BREAK",
+        "WARPSYNC",
+        "BPT",
+        "KILL",
+        "YIELD",
+    ]
 )
 _STEP = {"R": 12, "UR": 4, "P": 1, "UP": 1}
 _FIRST = {"R": 12, "UR": 4, "P": 0, "UP": 0}

@@ -1,0 +1,158 @@
+"""Fill in control fields: `safe` by rule of thumb, `tuned` from the learnt latencies.
+
+Both keep the order of the instructions and take NOPs as places to wait at; control fields that the
+source gives are kept in tuned mode. The result of either passes the hazard checker, or the call
+fails and says where a NOP is missing.
+"""
+
+import msgspec
+
+from moet_kernels.sass.control import NO_SCOREBOARD, Control
+from moet_kernels.sass.errors import Flaw, SourceError
+from moet_kernels.sass.hazards import check_hazards
+from moet_kernels.sass.roles import accesses
+from moet_kernels.sass.source import Program, Statement
+from moet_kernels.sass.table import Table
+from moet_kernels.sass.timing import Dependence, Kind, follow, needed, needed_after_read
+
+__all__ = ["safe", "tuned"]
+
+_LONGEST = 15
+_HELD = 11  # the longest stall with the hold bit
+_READ_BOARD = 5  # all late reads share it; results use the others
+_ROUNDS = 200
+
+
+def safe(program: Program, table: Table) -> Program:
+    """Control fields that need no thought: wait for everything, stall as long as possible."""
+    statements = []
+    for statement in program.statements:
+        writes, _ = accesses(statement.instruction, table.form(statement.instruction))
+        opcode = statement.instruction.opcode
+        variable = opcode in table.timing.variable and writes
+        control = Control(
+            _LONGEST,
+            hold=False,
+            write=0 if variable else NO_SCOREBOARD,
+            read=1 if opcode in table.timing.late else NO_SCOREBOARD,
+            wait=0 if opcode == "NOP" else 0b11,
+        )
+        statements.append(msgspec.structs.replace(statement, control=control))
+    return _checked(msgspec.structs.replace(program, statements=tuple(statements)), table)
+
+
+def tuned(program: Program, table: Table) -> Program:
+    """The shortest stalls and fewest waits that the learnt latencies allow in this order."""
+    fixed = {i for i, s in enumerate(program.statements) if s.control is not None}
+    controls = _boards(program, table)
+    for index in fixed:
+        given = program.statements[index].control
+        assert given is not None
+        controls[index] = given
+    for _ in range(_ROUNDS):
+        trial = _with(program, controls)
+        changed = False
+        for found in sorted(follow(trial, table, table.timing), key=lambda f: f.second):
+            changed |= _mend(found, controls, fixed, program, table)
+        if not changed:
+            break
+    return _checked(_with(program, controls), table)
+
+
+def _with(program: Program, controls: list[Control]) -> Program:
+    statements = tuple(
+        msgspec.structs.replace(statement, control=control)
+        for statement, control in zip(program.statements, controls, strict=True)
+    )
+    return msgspec.structs.replace(program, statements=statements)
+
+
+def _boards(program: Program, table: Table) -> list[Control]:
+    """Give scoreboards out; results that are first used by the same instruction share one."""
+    uses = [accesses(s.instruction, table.form(s.instruction)) for s in program.statements]
+    controls = []
+    shared: dict[int, int] = {}
+    following = 0
+    for index, statement in enumerate(program.statements):
+        writes, _ = uses[index]
+        opcode = statement.instruction.opcode
+        write = read = NO_SCOREBOARD
+        if opcode in table.timing.variable and writes:
+            first = _first_use(index, writes, uses)
+            if first not in shared:
+                shared[first] = following
+                following = (following + 1) % _READ_BOARD
+            write = shared[first]
+        if opcode in table.timing.late:
+            read = _READ_BOARD
+        controls.append(Control(1, write=write, read=read))
+    return controls
+
+
+def _first_use(index: int, writes: set, uses: list) -> int:
+    """The next instruction, in the order of the text and then from the start, that reads these."""
+    count = len(uses)
+    for step in range(1, count):
+        at = (index + step) % count
+        if any(register in writes for register, _ in uses[at][1]):
+            return at
+    return -1 - index
+
+
+def _mend(
+    found: Dependence,
+    controls: list[Control],
+    fixed: set[int],
+    program: Program,
+    table: Table,
+) -> bool:
+    """Cover one dependence; whether that changed a control field."""
+    timing = table.timing
+    if found.kind == Kind.FIXED:
+        missing = needed(timing, found.key) - found.cycles
+        return missing > 0 and _stall(found, missing, controls, fixed)
+    if found.kind == Kind.SOURCE:
+        after = needed_after_read(timing, found.key)
+        if after is not None and found.cycles >= after:
+            return False
+        board = controls[found.first].read
+    else:
+        board = controls[found.first].write
+    if found.second in fixed or board == NO_SCOREBOARD:
+        return False
+    del program
+    waiting = controls[found.second]
+    if waiting.wait >> board & 1:
+        return False
+    controls[found.second] = msgspec.structs.replace(waiting, wait=waiting.wait | 1 << board)
+    return True
+
+
+def _stall(found: Dependence, missing: int, controls: list[Control], fixed: set[int]) -> bool:
+    """Lengthen stalls from just before the consumer backwards to the producer."""
+    first = found.first if found.first < found.second else max(found.second - 3, 0)
+    places = range(found.second - 1, first - 1, -1) if found.second > first else []
+    for index in [*places, found.first]:
+        if index in fixed:
+            continue
+        stall = controls[index].stall
+        longer = min(stall + missing, _LONGEST)
+        if longer > stall:
+            controls[index] = msgspec.structs.replace(
+                controls[index], stall=longer, hold=longer <= _HELD
+            )
+            return True
+    return False
+
+
+def _checked(program: Program, table: Table) -> Program:
+    for hazard in check_hazards(program, table):
+        statement: Statement = program.statements[hazard.address // 16]
+        raise SourceError(
+            Flaw.CONTROL,
+            statement.line,
+            statement.column,
+            f"`{statement.text}` cannot wait long enough for {hazard.register} "
+            f"({hazard.kind}): {hazard.message} Put NOPs before it.",
+        )
+    return program

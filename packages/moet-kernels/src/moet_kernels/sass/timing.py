@@ -1,0 +1,364 @@
+"""Dependences between instructions and the cycles they need, learnt from compiled code.
+
+Results of fixed latency are ready some cycles after the instruction issued; the others signal a
+scoreboard. NVIDIA documents neither. The compiler knows both, so for every pair (producer, consumer)
+the fewest cycles that it ever left between them is evidence that this many are enough. It is an
+upper bound of what the hardware needs, never a claim about less.
+
+`follow` walks the control-flow graph and reports every dependence with the fewest cycles on any path.
+Cycles are the sum of stalls; waits add more, which only helps. A taken branch counts for
+`BRANCH_CYCLES` more than its stall.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from moet_kernels.sass.control import NO_SCOREBOARD
+from moet_kernels.sass.operands import NO_PREDICATE, Instruction
+from moet_kernels.sass.roles import Access, accesses
+from moet_kernels.sass.source import Program, targets
+from moet_kernels.sass.table import Form, NoForm, Table, Timing
+
+__all__ = ["Dependence", "Kind", "follow", "learn_timing", "name_of", "needed", "needed_after_read"]
+
+BRANCH_CYCLES = 8
+_HORIZON = 64  # cycles after which every fixed latency is over
+_NEVER = 1 << 6  # a scoreboard bit that nothing waits for
+_MARGIN = 2  # cycles added to the fewest of a class for a pair never seen
+_LONGEST = 15  # the longest stall
+_ENDS = frozenset({"EXIT", "RET", "BRX", "BRXU", "JMX", "BPT", "KILL", "CALL"})
+_MATRIX = re.compile(r"[HIQOD]MMA")
+_MEMORY = re.compile(r"LD|ST|ATOM|RED|SHFL")
+_BRANCH = frozenset({"BRA", "EXIT", "BSSY", "BSYNC", "WARPSYNC", "RET", "CALL", "BREAK", "BAR"})
+# Units that give results back in order: one scoreboard can stand for all before it.
+_SPECIAL_UNIT = frozenset("MUFU F2I I2F F2F FRND FCHK POPC FLO BREV".split())
+_UNKNOWN = Form("0", (), {}, ())
+
+
+class Kind:
+    """What a dependence is about."""
+
+    FIXED = "fixed latency"
+    RESULT = "result on a scoreboard"
+    OVERWRITE = "overwritten before the result arrives"
+    SOURCE = "source overwritten before it is read"
+
+
+class Dependence(msgspec.Struct, frozen=True):
+    """Two instructions that touch one register.
+
+    Attributes:
+        kind: see `Kind`.
+        first: index of the earlier instruction.
+        second: index of the later one.
+        register: what both touch, `R4`.
+        key: "name/file>name:operand", by which its cycles are learnt.
+        cycles: fewest cycles between the two on any path.
+    """
+
+    kind: str
+    first: int
+    second: int
+    register: str
+    key: str
+    cycles: int
+
+
+class _State:
+    """What is under way when an instruction issues; all ages are the fewest over all paths."""
+
+    def __init__(self) -> None:
+        self.results: dict[tuple[Access, int], int] = {}  # (register, producer) -> age
+        self.boards: dict[tuple[Access, int], int] = {}  # (register, producer) -> scoreboard bits
+        self.reads: dict[tuple[Access, int, int], int] = {}  # (register, reader, bits) -> age
+
+    def copy(self, cycles: int = 0) -> "_State":
+        other = _State()
+        other.results = {k: v + cycles for k, v in self.results.items()}
+        other.boards = dict(self.boards)
+        other.reads = {k: v + cycles for k, v in self.reads.items()}
+        return other
+
+    def merge(self, other: "_State") -> bool:
+        """Take the worse of both; whether that changed anything."""
+        changed = False
+        for mine, theirs in ((self.results, other.results), (self.reads, other.reads)):
+            for key, age in theirs.items():
+                if mine.get(key, _HORIZON + 1) > age:  # type: ignore[call-overload]
+                    mine[key] = age  # type: ignore[index]
+                    changed = True
+        for key, bits in other.boards.items():
+            if self.boards.get(key, 0) | bits != self.boards.get(key, 0):
+                self.boards[key] = self.boards.get(key, 0) | bits
+                changed = True
+        return changed
+
+
+@functools.lru_cache(maxsize=4096)
+def name_of(instruction: Instruction) -> str:
+    """The name under which an instruction is timed: opcode and what changes its pipeline."""
+    parts = [instruction.opcode]
+    for modifier in instruction.modifiers:
+        if modifier in ("WIDE", "HI") or (modifier.isdigit() and _MATRIX.match(parts[0])):
+            parts.append(modifier)
+    return ".".join(parts)
+
+
+def _unit(opcode: str) -> str:
+    if opcode.startswith("D"):
+        return "double"
+    return "special" if opcode in _SPECIAL_UNIT else opcode
+
+
+def _class_of(name: str) -> str:
+    opcode = name.split(".")[0]
+    if _MATRIX.match(opcode):
+        return "matrix"
+    if opcode in _BRANCH:
+        return "branch"
+    if opcode.startswith("U") or opcode in ("R2UR", "S2UR"):
+        return "uniform"
+    if opcode.startswith("D") and opcode != "DEPBAR":
+        return "double"
+    return "memory" if _MEMORY.match(opcode) else "arithmetic"
+
+
+def follow(program: Program, table: Table, timing: Timing) -> set[Dependence]:
+    """Find every dependence that is not covered by a wait, with its fewest cycles.
+
+    Scoreboard dependences are reported only where the wait is missing, the others always. What a
+    called function does is not followed, nor are indirect branches.
+    """
+    walker = _Walker(program, table, timing)
+    return walker.run()
+
+
+class _Walker:
+    def __init__(self, program: Program, table: Table, timing: Timing) -> None:
+        self.program = program
+        self.variable, self.late = frozenset(timing.variable), frozenset(timing.late)
+        self.uses = []
+        for statement in program.statements:
+            try:
+                form = table.form(statement.instruction)
+            except NoForm:
+                form = _UNKNOWN
+            self.uses.append(accesses(statement.instruction, form))
+        self.found: dict[tuple[str, int, int, str, str], int] = {}
+        self.leaders = self._leaders()
+
+    def _leaders(self) -> set[int]:
+        leaders = {0}
+        for i, statement in enumerate(self.program.statements):
+            goes = targets(statement)
+            leaders |= {target // 16 for target in goes}
+            if goes or statement.instruction.opcode in _ENDS:
+                leaders.add(i + 1)
+        return {i for i in leaders if i < len(self.program.statements)}
+
+    def run(self) -> set[Dependence]:
+        entry: dict[int, _State] = {0: _State()}
+        work = [0]
+        while work:
+            start = work.pop()
+            for target, state in self._block(start, entry[start].copy()):
+                if target not in entry:
+                    entry[target] = state
+                elif not entry[target].merge(state):
+                    continue
+                if target not in work:
+                    work.append(target)
+        return {
+            Dependence(kind, first, second, register, key, cycles)
+            for (kind, first, second, register, key), cycles in self.found.items()
+        }
+
+    def _block(self, start: int, state: _State) -> list[tuple[int, _State]]:
+        statements = self.program.statements
+        index = start
+        while True:
+            self._issue(index, state)
+            statement = statements[index]
+            opcode = statement.instruction.opcode
+            guarded = statement.instruction.guard != NO_PREDICATE
+            leaving = []
+            if opcode == "BRA":
+                target = targets(statement)[0] // 16
+                if target < len(statements):
+                    leaving.append((target, state.copy(BRANCH_CYCLES)))
+                conditional = guarded or len(statement.instruction.operands) > 1
+                if conditional and index + 1 < len(statements):
+                    leaving.append((index + 1, state))
+                return leaving
+            if opcode in _ENDS and not guarded:
+                return leaving
+            index += 1
+            if index >= len(statements):
+                return leaving
+            if index in self.leaders:
+                return [(index, state)]
+
+    def _issue(self, index: int, state: _State) -> None:
+        statement = self.program.statements[index]
+        control = statement.control
+        assert control is not None
+        if control.wait:
+            state.boards = {k: v & ~control.wait for k, v in state.boards.items()}
+            state.boards = {k: v for k, v in state.boards.items() if v}
+            state.reads = {k: v for k, v in state.reads.items() if not k[2] & control.wait}
+        name = name_of(statement.instruction)
+        writes, reads = self.uses[index]
+        self._see_reads(index, name, reads, state)
+        self._see_writes(index, name, writes, state)
+        if statement.instruction.guard == NO_PREDICATE and not statement.instruction.guard_not:
+            for kept in (state.results, state.boards):
+                for key in [key for key in kept if key[0] in writes]:
+                    del kept[key]  # type: ignore[attr-defined]
+        board = 0 if control.write == NO_SCOREBOARD else 1 << control.write
+        opcode = statement.instruction.opcode
+        variable = opcode in self.variable
+        if board and variable:
+            for key, bits in state.boards.items():
+                earlier = self.program.statements[key[1]].instruction.opcode
+                if bits & _NEVER and _unit(earlier) == _unit(opcode):
+                    state.boards[key] = bits & ~_NEVER | board
+        for register in writes:
+            if board or variable:
+                state.boards[register, index] = board or _NEVER
+            else:
+                state.results[register, index] = 0
+        if opcode in self.late:
+            bits = board | (0 if control.read == NO_SCOREBOARD else 1 << control.read)
+            for register, _ in reads:
+                if register[0] in ("R", "UR"):
+                    state.reads[register, index, bits] = 0
+        cycles = max(control.stall, 1)
+        state.results = {k: v + cycles for k, v in state.results.items() if v + cycles < _HORIZON}
+        state.reads = {k: min(v + cycles, _HORIZON) for k, v in state.reads.items()}
+
+    def _see_reads(
+        self, index: int, name: str, reads: Iterable[tuple[Access, str]], state: _State
+    ) -> None:
+        by_register: dict[Access, list[str]] = {}
+        for register, operand in reads:
+            by_register.setdefault(register, []).append(operand)
+        for (register, producer), _ in state.boards.items():
+            if register in by_register:
+                self._note(Kind.RESULT, producer, index, register, name, "", 0)
+        for (register, producer), age in state.results.items():
+            for operand in by_register.get(register, ()):
+                self._note(Kind.FIXED, producer, index, register, name, operand, age)
+
+    def _see_writes(self, index: int, name: str, writes: set[Access], state: _State) -> None:
+        for register, producer in state.boards:
+            if register in writes:
+                self._note(Kind.OVERWRITE, producer, index, register, name, "", 0)
+        for (register, reader, _), age in state.reads.items():
+            if register in writes and reader != index:
+                self._note(Kind.SOURCE, reader, index, register, name, "", age)
+
+    def _note(
+        self,
+        kind: str,
+        first: int,
+        second: int,
+        register: Access,
+        name: str,
+        operand: str,
+        cycles: int,
+    ) -> None:
+        earlier = name_of(self.program.statements[first].instruction)
+        key = f"{earlier}/{register[0]}>{name}:{operand}"
+        place = (kind, first, second, f"{register[0]}{register[1]}", key)
+        self.found[place] = min(cycles, self.found.get(place, cycles))
+
+
+def learn_timing(
+    programs: Iterable[Program], table: Table, progress: Callable[[], None] = lambda: None
+) -> Timing:
+    """Learn from compiled programs which results need scoreboards and how long the others take."""
+    programs = list(programs)
+    variable, late = set(), set()
+    for program in programs:
+        for statement in program.statements:
+            assert statement.control is not None
+            opcode = statement.instruction.opcode
+            if statement.control.write != NO_SCOREBOARD and opcode != "BAR":
+                variable.add(opcode)
+            if statement.control.read != NO_SCOREBOARD:
+                late.add(opcode)
+    # A result of these is of fixed latency unless the instruction says otherwise.
+    timing = Timing(tuple(sorted(variable)), tuple(sorted(late)))
+    raw: dict[str, int] = {}
+    war: dict[str, int] = {}
+    for program in programs:
+        for found in follow(program, table, timing):
+            kept = {Kind.FIXED: raw, Kind.SOURCE: war}.get(found.kind)
+            if kept is not None:
+                kept[found.key] = min(found.cycles, kept.get(found.key, found.cycles))
+        progress()
+    return Timing(timing.variable, timing.late, raw, war)
+
+
+def needed(timing: Timing, key: str) -> int:
+    """Cycles to leave for a result of fixed latency.
+
+    For a pair that the compiler never showed: the most it left for another operand of the same
+    pair, or the fewest for the same classes of instruction plus a margin, or `_LONGEST`. Pairs that
+    it showed with slack only count for no more than `_LONGEST`, unless the producer is a matrix or
+    double instruction: no other fixed latency was ever seen to need more than one stall can give.
+    """
+    cycles = timing.raw.get(key)
+    if cycles is None:
+        cycles = _needed_unseen(_frozen(timing), key)
+    producer = _class_of(key.split("/")[0])
+    return cycles if producer in ("matrix", "double") else min(cycles, _LONGEST)
+
+
+def needed_after_read(timing: Timing, key: str) -> int | None:
+    """Cycles to leave before a late-read source is overwritten without a wait; None: always wait."""
+    return timing.war.get(key)
+
+
+_caches: dict[int, tuple[Timing, dict[str, int]]] = {}
+
+
+def _frozen(timing: Timing) -> dict[str, int]:
+    """Fewest cycles by pair of names and by pair of classes."""
+    cached = _caches.get(id(timing))
+    if cached is not None and cached[0] is timing:
+        return cached[1]
+    classes: dict[str, int] = {}
+    for key, cycles in timing.raw.items():
+        pair, class_pair = _pair(key), _class_pair(key)
+        classes[pair] = max(cycles, classes.get(pair, 0))
+        classes[class_pair] = min(cycles, classes.get(class_pair, cycles))
+    _caches[id(timing)] = (timing, classes)
+    return classes
+
+
+def _needed_unseen(classes: dict[str, int], key: str) -> int:
+    pair = _pair(key)
+    if pair in classes:
+        return classes[pair]
+    class_pair = _class_pair(key)
+    if class_pair in classes:
+        return classes[class_pair] + _MARGIN
+    return _LONGEST
+
+
+def _pair(key: str) -> str:
+    """Producer and consumer, the guard kept apart from the other operands."""
+    names, operand = key.rsplit(":", 1)
+    return f"pair {names}{'@' if operand == '@' else ''}"
+
+
+def _class_pair(key: str) -> str:
+    names, operand = key.rsplit(":", 1)
+    first, second = names.split(">")
+    name, file = first.rsplit("/", 1)
+    guard = "@" if operand == "@" else ""
+    return f"class {_class_of(name)}/{file}>{_class_of(second)}{guard}"
