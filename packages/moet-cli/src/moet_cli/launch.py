@@ -33,6 +33,7 @@ def make_launch(plan: Plan, output: Output) -> Launch:
         environment=environment(plan, os.environ),
         url=server_url(plan),
         log=Path(plan["log"]) if plan["log"] else _new_log(plan),
+        converts=plan["experts"] != "native",
     )
     output.say(f"server log: {launch.log}")
     return launch

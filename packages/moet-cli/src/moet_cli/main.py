@@ -212,6 +212,28 @@ def bench_parsers(output: Output, runs: int, out: Path | None, force: bool) -> N
     parsers.bench_parsers(output, runs, out, force)
 
 
+@_command(bench, "quality")
+@click.argument("target", metavar="[RECIPE|MODEL]", default="demo")
+@click.option("--reference", metavar="MODEL", help="Compare with this model's own precision.")
+@_setting
+@_out
+@_force
+def bench_quality(
+    output: Output,
+    target: str,
+    reference: str | None,
+    settings: Sequence[str],
+    out: Path | None,
+    force: bool,
+) -> None:
+    """Measure what a configuration does to TinyMoE's skills, against its own precision."""
+    from moet_cli import bench as benchmarks
+    from moet_cli import quality
+
+    wanted = benchmarks.Target(out, force)
+    quality.bench_quality(output, target, settings, reference, wanted)
+
+
 def _resolve(target: str, settings: Sequence[str]) -> Any:
     from moet_cli.plan import resolve
 

@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from moet_core.errors import ConfigError
+from moet_vllm import tinymoe
 
 __all__ = ["ModelKind", "fetch_model", "kind_of", "local_folder", "planned_folder"]
 
@@ -15,6 +16,7 @@ __all__ = ["ModelKind", "fetch_model", "kind_of", "local_folder", "planned_folde
 _NAME = r"\w+(?:[.-]\w+)*"
 _HUB_ID = re.compile(f"{_NAME}/{_NAME}", re.ASCII)
 _SYNTHETIC = "synthetic:"
+_PACKAGED = "tinymoe"
 _WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"]
 
 
@@ -24,17 +26,21 @@ class ModelKind(Enum):
     FOLDER: a checkpoint on this machine.
     HUB: an id of the Hugging Face hub, downloaded once.
     SYNTHETIC: random weights in a given source format, made once.
+    PACKAGED: the trained model that comes with moet.
     """
 
     FOLDER = "folder"
     HUB = "hub"
     SYNTHETIC = "synthetic"
+    PACKAGED = "packaged"
 
 
 def kind_of(model: str) -> ModelKind:
     """Tell what kind of model a name stands for; an existing folder is never a hub id."""
     if model.startswith(_SYNTHETIC):
         return ModelKind.SYNTHETIC
+    if model == _PACKAGED:
+        return ModelKind.PACKAGED
     if not _path(model).is_dir() and _HUB_ID.fullmatch(model):
         return ModelKind.HUB
     return ModelKind.FOLDER
@@ -47,6 +53,8 @@ def local_folder(model: str) -> Path | None:
         if not _path(model).is_dir():
             raise ConfigError(f"There is no model folder {model}.")
         return _path(model)
+    if kind is ModelKind.PACKAGED:
+        return tinymoe.CHECKPOINT
     if kind is ModelKind.SYNTHETIC:
         folder = _synthetic_folder(model)
         return folder if folder.is_dir() else None

@@ -91,7 +91,7 @@ _DTYPES = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
 OPTIONS: dict[str, Option] = {
     option.name: option
     for option in (
-        _launcher("model", str, "", "model folder, Hugging Face id, or synthetic:FORMAT"),
+        _launcher("model", str, "", "model folder, Hugging Face id, tinymoe, or synthetic:FORMAT"),
         _launcher(
             "start_timeout",
             Annotated[float, msgspec.Meta(gt=0)],
@@ -99,7 +99,12 @@ OPTIONS: dict[str, Option] = {
             "seconds until the server must have answered its first request",
         ),
         _launcher("log", str, "", "file for the server's output (empty: one in the state folder)"),
-        _moet("experts", Literal["w2"], "w2", "codec of the routed experts"),
+        _moet(
+            "experts",
+            Literal["w2", "native"],
+            "w2",
+            "codec of the routed experts (native: as the checkpoint has them, by vLLM alone)",
+        ),
         _moet("zeros", Literal["auto", "sign", "alternate"], "auto", "sign of exact zeros in w2"),
         _flag("host", str, "127.0.0.1", "address to listen on"),
         _flag(
@@ -114,6 +119,9 @@ OPTIONS: dict[str, Option] = {
         _flag("max_num_seqs", Count, None, "most requests in one step"),
         _flag("max_num_batched_tokens", Count, None, "most tokens in one step"),
         _flag("enforce_eager", bool, None, "run without CUDA graphs and torch.compile"),
+        _flag("max_logprobs", Count, None, "most log-probabilities a token that a request may ask"),
+        _flag("enable_auto_tool_choice", bool, None, "let the model decide whether to call a tool"),
+        _flag("tool_call_parser", str, None, "parser of the tool calls in replies"),
         _flag("tensor_parallel_size", Count, None, "processes per layer", "-tp"),
         _flag("pipeline_parallel_size", Count, None, "stages of layers", "-pp"),
         _flag(

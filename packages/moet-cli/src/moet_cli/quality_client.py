@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
-import numpy as np
 import openai
 
 from moet_cli.probe import model_name
@@ -140,7 +139,3 @@ def _score(client: openai.OpenAI, model: str, text: Text) -> Scored:
         logprobs.append([value["logprob"] for _, value in ranked])
     return Scored(text.context, len(text.text.encode()), actual, ids, logprobs)
 
-
-def as_arrays(scored: Scored) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids and log-probabilities as arrays `[T, CANDIDATES]`."""
-    return np.asarray(scored.ids), np.asarray(scored.logprobs)

@@ -48,12 +48,14 @@ class Launch(msgspec.Struct, frozen=True):
         environment: variables on top of this process's own.
         url: where the server will answer.
         log: file for its output.
+        converts: whether every rank must report that its experts became W2.
     """
 
     command: tuple[str, ...]
     environment: dict[str, str]
     url: str
     log: Path
+    converts: bool = True
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -213,6 +215,8 @@ class Server:
         return death
 
     def _check_converted(self) -> None:
+        if not self.launch.converts:
+            return
         world = max((event.world for event in self.converted.values()), default=1)
         missing = [rank for rank in range(world) if rank not in self.converted]
         if not missing:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["bits_per_byte", "coarse_kl", "loops", "top1_agreement"]
+__all__ = ["bits_per_byte", "coarse_kl", "loops"]
 
 # A reply loops if it ends with at least so many copies of one piece.
 LOOP_COPIES, LOOP_PIECE, LOOP_LENGTH = 6, 80, 24
@@ -42,11 +42,6 @@ def coarse_kl(
     rest_q = np.clip(1 - np.where(shared, np.exp(log_q), 0.0).sum(1), _SMALLEST, 1)
     told_apart = np.where(shared, p * (native - log_q), 0.0).sum(1)
     return np.maximum(told_apart + rest_p * np.log(rest_p / rest_q), 0.0)
-
-
-def top1_agreement(native_ids: NDArray[Any], ids: NDArray[Any]) -> float:
-    """Return how often two models' most likely tokens (column 0) are the same."""
-    return float((native_ids[:, 0] == ids[:, 0]).mean())
 
 
 def bits_per_byte(log_probabilities: NDArray[Any], text_bytes: int) -> float:

@@ -13,13 +13,13 @@ class MoetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of the plugin.
 
     Attributes:
-        experts: codec of the routed experts of the main stack.
+        experts: codec of the routed experts of the main stack; `native` leaves them to vLLM.
         zeros: how exact zeros of a requantised tensor take a sign (w2 has no zero level): `sign`
             keeps their sign bit, `alternate` goes by the parity of k, `auto` alternates where
             95 % of a tensor's zeros share one sign.
     """
 
-    experts: Literal["w2"] = "w2"
+    experts: Literal["w2", "native"] = "w2"
     zeros: Literal["auto", "sign", "alternate"] = "auto"
 
 

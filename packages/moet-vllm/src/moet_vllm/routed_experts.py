@@ -18,11 +18,12 @@ __all__ = ["MoetRoutedExperts", "configured", "in_main_stack"]
 
 
 def configured(vllm_config: VllmConfig) -> MoetConfig | None:
-    """Return the plugin's settings, or None where `additional_config` has no "moet" key."""
+    """Return the plugin's settings, or None where vLLM serves the experts by itself."""
     settings = vllm_config.additional_config
     if not isinstance(settings, dict) or "moet" not in settings:
         return None
-    return parse_config(settings["moet"])
+    config = parse_config(settings["moet"])
+    return None if config.experts == "native" else config
 
 
 def in_main_stack(layer_name: str, vllm_config: VllmConfig) -> bool:

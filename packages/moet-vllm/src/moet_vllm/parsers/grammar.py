@@ -47,7 +47,6 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         turn: what the prompt ends with before the reply, apart from thinking markers.
         thinks: the default of models of this family: "prompt" (the prompt opens the thinking),
             "model" (the model does, or does not) or "never" (unless the request turns it on).
-        structural_tag: xgrammar's name of this format, None if it has none.
     """
 
     name: str
@@ -57,7 +56,6 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     head: Literal["name", "id", "after"] = "name"
     turn: str
     thinks: Literal["prompt", "model", "never"]
-    structural_tag: str | None = None
 
 
 MAX_MARK = 640
@@ -168,7 +166,6 @@ FAMILIES: dict[str, Grammar] = {
             arguments="tagged",
             turn="<|assistant|>",
             thinks="model",
-            structural_tag="glm_4_7",
         ),
         Grammar(
             name="glm47",
@@ -177,7 +174,6 @@ FAMILIES: dict[str, Grammar] = {
             arguments="tagged",
             turn="<|assistant|>",
             thinks="prompt",
-            structural_tag="glm_4_7",
         ),
         Grammar(
             name="kimi_k2",
@@ -191,7 +187,6 @@ FAMILIES: dict[str, Grammar] = {
             head="id",
             turn="<|im_middle|>",
             thinks="model",
-            structural_tag="kimi",
         ),
         Grammar(
             name="deepseek_v3",
@@ -201,7 +196,6 @@ FAMILIES: dict[str, Grammar] = {
             head="after",
             turn="<｜Assistant｜>",
             thinks="model",
-            structural_tag="deepseek_r1",
         ),
         Grammar(
             name="deepseek_v31",
@@ -210,7 +204,6 @@ FAMILIES: dict[str, Grammar] = {
             arguments="json",
             turn="<｜Assistant｜>",
             thinks="never",
-            structural_tag="deepseek_v3_1",
         ),
         Grammar(
             name="deepseek_v32",
@@ -219,7 +212,6 @@ FAMILIES: dict[str, Grammar] = {
             arguments="tagged",
             turn="<｜Assistant｜>",
             thinks="never",
-            structural_tag="deepseek_v3_2",
         ),
         Grammar(
             name="deepseek_v4",
@@ -228,7 +220,6 @@ FAMILIES: dict[str, Grammar] = {
             arguments="tagged",
             turn="<｜Assistant｜>",
             thinks="never",
-            structural_tag="deepseek_v4",
         ),
     )
 }

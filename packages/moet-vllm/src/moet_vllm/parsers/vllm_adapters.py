@@ -169,7 +169,9 @@ class MoetToolParser(ToolParser):
 
     grammar: ClassVar[Grammar]
     engine_based_streaming = True
-    # Ours reads both what JSON constraints and what structural tags make of a demanded call.
+    # vLLM constrains a demanded call to JSON, which is read here, in linear time. It could be
+    # constrained to the family's own format (`structural_tag_model`), but v0.24.0's guidance
+    # backend, which it may choose, takes the engine down with it.
     supports_required_and_named = False
 
     def __init__(self, tokenizer: Any, tools: list[Any] | None = None) -> None:
@@ -274,9 +276,5 @@ for _name, _grammar in FAMILIES.items():
     globals()[f"ToolParser_{_name}"] = type(
         f"ToolParser_{_name}",
         (MoetToolParser,),
-        {
-            "grammar": _grammar,
-            "structural_tag_model": _grammar.structural_tag,
-            "__module__": __name__,
-        },
+        {"grammar": _grammar, "__module__": __name__},
     )
