@@ -21,8 +21,8 @@ from moet_core.results import Measurement, measurement
 from moet_store.engines import POOL_THREADS
 from moet_store.fio import FIO_DEPTHS, Sample, fio_version, run_fio, run_loop
 from moet_store.memory import aligned_buffer
-from moet_store.probe import throughput, tune_depth
-from moet_store.reader import PIECE_BYTES, PackReader
+from moet_store.probe import rows_for, throughput, tune_depth
+from moet_store.reader import MAX_DEPTH, PackReader
 from moet_store.rows import Key
 from moet_store.spec import HEADER_BYTES, PackSpec, plain_spec
 from moet_store.writer import PackWriter
@@ -154,15 +154,14 @@ class _Scratch:
     def __init__(self, reader: PackReader) -> None:
         self._reader = reader
         self._order = random.Random()  # noqa: S311 - which rows are read is no secret
-        deepest = -(-64 * PIECE_BYTES // reader.spec.row_bytes) + 1
-        self._region = aligned_buffer(deepest * reader.spec.row_bytes)
+        self._region = aligned_buffer(rows_for(MAX_DEPTH, reader) * reader.spec.row_bytes)
         reader.register(self._region)
 
     def run(self, depth: int, seconds: float) -> Sample:
-        """Keep `depth` pieces with the kernel; 0 reads one row after the other."""
+        """Keep up to `depth` pieces with the kernel; 0 reads one row after the other."""
         reader = self._reader
         keys: list[Key] = reader.written_keys()
-        rows = -(-depth * PIECE_BYTES // reader.spec.row_bytes) + 1
+        rows = rows_for(depth, reader)
         reader.counters.forget_reads()
         cpu = time.process_time()
         rate = throughput(reader, keys, self._order, self._region, rows, seconds)

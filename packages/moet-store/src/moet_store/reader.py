@@ -34,7 +34,7 @@ PIECE_BYTES = 2**20
 DEFAULT_DEPTH = 32
 """Pieces with the kernel at a time, where no probe has found a better number."""
 
-MAX_DEPTH = 64
+MAX_DEPTH = 128
 MAX_ATTEMPTS = 32
 """How often a piece is tried again after EAGAIN, EINTR or a short count without an end in sight."""
 
