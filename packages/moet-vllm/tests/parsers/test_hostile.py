@@ -52,7 +52,7 @@ HOSTILE = {
     "unclosed calls": lambda name: reply(name, "", [("clock", {})]).split("clock")[0],
     "closing markers": lambda name: "".join(family(name).spelling.values()),
     "thinking": lambda _: "<think></think>",
-    "half markers": lambda name: [*family(name).spelling.values()][0][:-1],
+    "half markers": lambda name: next(iter(family(name).spelling.values()))[:-1],
 }
 
 

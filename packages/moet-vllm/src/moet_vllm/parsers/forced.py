@@ -65,7 +65,9 @@ class ForcedStage:
         if self._state is _State.OBJECT:
             self._writer.fault(FaultKind.CUT_OFF)
             self._writer.end(complete=False)
-        elif self._state in (_State.UNDECIDED, _State.HEAD):
+        elif self._state is _State.HEAD and self._text.strip():
+            self._writer.fault(FaultKind.CUT_OFF, self._text)
+        elif self._state is _State.UNDECIDED:
             self._go_native()
         if self._state is _State.NATIVE:
             self._calls.finish()

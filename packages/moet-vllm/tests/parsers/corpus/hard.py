@@ -220,6 +220,11 @@ def _glm() -> Iterator[tuple[str, str, dict]]:
         '[{"name": "forecast", "parameters": {"town": "Os',
         {"choice": REQUIRED, "calls": (CUT,)},
     )
+    yield (
+        "required, JSON cut in a head",
+        '[{"name": "forecast", "parameters": {"town": "Oslo"}}, {"name": "clo',
+        {"choice": REQUIRED, "calls": (OSLO,)},
+    )
     yield "required, an answer", "[1] says no", {"choice": REQUIRED, "content": "[1] says no"}
     yield "named, JSON", '{"town": "Oslo"}', {"choice": NAMED, "calls": (OSLO,)}
     yield "named, native", call, {"choice": NAMED, "calls": (OSLO,)}
