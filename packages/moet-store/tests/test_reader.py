@@ -143,6 +143,18 @@ def test_a_row_ends_when_all_its_pieces_have(big):
         assert [completion.error for completion in reader.poll()] == [None]
 
 
+def test_waiting_for_any_returns_with_the_first(make_pack):
+    path, spec = make_pack()
+    engine = ByHand()
+    with PackReader([path], engine=engine) as reader:
+        buffers = [aligned_buffer(spec.row_bytes) for _ in range(2)]
+        tickets = reader.submit([(1, 0), (1, 1)], buffers)
+        engine.started.reverse()
+        assert [completion.ticket for completion in reader.wait_any()] == tickets[1:]
+        assert [completion.ticket for completion in reader.wait_any()] == tickets[:1]
+        assert reader.wait_any() == []
+
+
 def test_demand_overtakes_prefetch(make_pack):
     path, spec = make_pack()
     engine = ByHand()

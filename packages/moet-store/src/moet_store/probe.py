@@ -85,7 +85,7 @@ def throughput(
         buffers[ticket] = region[at : at + row_bytes]
     done, elapsed = 0, 0.0
     while buffers:
-        for completion in reader.poll() or reader.wait([next(iter(buffers))]):
+        for completion in reader.wait_any():
             if completion.error is not None:
                 raise completion.error
             done += 1

@@ -10,7 +10,7 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -205,14 +205,16 @@ class PackReader:
             seconds: When to return even so.
         """
         awaited = set(self._rows if tickets is None else tickets)
-        deadline = None if seconds is None else time.monotonic() + seconds
-        self._advance()
-        while not awaited.isdisjoint(self._rows):
-            left = WAIT_SECONDS if deadline is None else deadline - time.monotonic()
-            if left <= 0:
-                break
-            self._engine.wait(min(left, WAIT_SECONDS))
-            self._advance()
+        self._sleep_until(lambda: awaited.isdisjoint(self._rows), seconds)
+        return self.poll()
+
+    def wait_any(self, seconds: float | None = None) -> list[Completion]:
+        """Wait until a read ends, and return every completion that no call has returned yet.
+
+        Args:
+            seconds: When to return even so.
+        """
+        self._sleep_until(lambda: bool(self._ended) or not self._rows, seconds)
         return self.poll()
 
     def close(self) -> None:
@@ -228,6 +230,16 @@ class PackReader:
             file.close()
         self._files.clear()
         self._rows.clear()
+
+    def _sleep_until(self, holds: Callable[[], bool], seconds: float | None) -> None:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        self._advance()
+        while not holds():
+            left = WAIT_SECONDS if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                return
+            self._engine.wait(min(left, WAIT_SECONDS))
+            self._advance()
 
     def _open(self, pack: Pack, direct: bool) -> None:
         file = PackFile(pack, direct, self.counters)

@@ -10,7 +10,6 @@ from moet_store.errors import PackError, PackErrorKind
 from moet_store.memory import aligned_buffer
 from moet_store.pack import open_pack
 from moet_store.reader import PackReader
-from moet_store.rows import Completion
 from moet_store.spec import PackSpec
 
 __all__ = ["Problem", "Report", "verify_pack"]
@@ -105,17 +104,13 @@ def _read_all(
                 buffer = free.pop()
                 (ticket,) = reader.submit([key], [buffer])
                 buffers[ticket] = buffer
-            for completion in _next(reader, min(buffers)):
+            for completion in reader.wait_any():
                 done += 1
                 free.append(buffers.pop(completion.ticket))
                 if completion.error is not None:
                     errors[completion.key] = completion.error
                 progress(done, len(keys))
     return [errors[key] for key in sorted(errors)]
-
-
-def _next(reader: PackReader, oldest: int) -> list[Completion]:
-    return reader.poll() or reader.wait([oldest])
 
 
 def _unwritten(path: Path, layer: int) -> PackError:
