@@ -364,7 +364,7 @@ class PackReader:
         self.counters.io_errors += 1
         advice = "See the kernel's log; moet pack verify names every bad row."
         wanted = f"{self.spec.row_bytes} bytes"
-        piece.row.error = piece.row.error or self._error(piece.row, kind, wanted, found, advice)
+        piece.row.error = piece.row.error or piece.row.failure(kind, wanted, found, advice)
 
     def _finish(self, row: Row) -> None:
         """Compute the checksum as far as a row has arrived, and end the row if it has ended."""
@@ -380,7 +380,7 @@ class PackReader:
                 self.counters.checksum_errors += 1
                 wanted, found = f"checksum {row.wanted:016x}", f"{digest:016x}"
                 advice = "Write the layer again; moet pack verify --deep names every bad row."
-                row.error = self._error(row, PackErrorKind.ROW_DAMAGED, wanted, found, advice)
+                row.error = row.failure(PackErrorKind.ROW_DAMAGED, wanted, found, advice)
         # The kernel may still write into the buffer of a row that failed.
         if row.in_flight:
             return
@@ -397,17 +397,3 @@ class PackReader:
             self.counters.rows_read += 1
             self.counters.latencies.append(time.perf_counter() - row.started)
         self._ended.append(Completion(row.ticket, row.key, row.error))
-
-    def _error(
-        self, row: Row, kind: PackErrorKind, wanted: str, found: str, advice: str
-    ) -> PackError:
-        layer, expert = row.key
-        return PackError(
-            kind,
-            row.files[0].pack.path,
-            wanted=wanted,
-            found=found,
-            advice=advice,
-            layer=layer,
-            expert=expert,
-        )

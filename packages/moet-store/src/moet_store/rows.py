@@ -3,7 +3,7 @@
 import msgspec
 
 from moet_store.direct import PackFile
-from moet_store.errors import PackError
+from moet_store.errors import PackError, PackErrorKind
 from moet_store.manifest import row_hasher
 
 __all__ = ["Completion", "Key", "Piece", "Row"]
@@ -55,6 +55,19 @@ class Row:
         self.hashed = 0
         self.in_flight = 0
         self.error: PackError | None = None
+
+    def failure(self, kind: PackErrorKind, wanted: str, found: str, advice: str) -> PackError:
+        """Say what is wrong with the row in the file that it is read from."""
+        layer, expert = self.key
+        return PackError(
+            kind,
+            self.files[0].pack.path,
+            wanted=wanted,
+            found=found,
+            advice=advice,
+            layer=layer,
+            expert=expert,
+        )
 
 
 class Piece:
