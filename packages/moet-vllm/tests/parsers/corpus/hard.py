@@ -3,6 +3,7 @@
 # ruff: noqa: E501 - a transcript stays on one line
 
 from collections.abc import Iterator
+from functools import partial
 
 from parsers.corpus.case import Case, Want
 
@@ -386,10 +387,10 @@ def _deepseek_v31() -> Iterator[tuple[str, str, dict]]:
     yield "none", f"No.{begin}{one}{end}", {"choice": NONE, "content": "No."}
 
 
-def _dsml() -> Iterator[tuple[str, str, dict]]:
+def _dsml(block: str) -> Iterator[tuple[str, str, dict]]:
     town = '<｜DSML｜parameter name="town" string="true">Oslo</｜DSML｜parameter>\n'
     one = f'<｜DSML｜invoke name="forecast">\n{town}</｜DSML｜invoke>\n'
-    begin, end = "<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>"
+    begin, end = f"<｜DSML｜{block}>\n", f"</｜DSML｜{block}>"
     calls = {"calls": (OSLO,)}
     yield "no wrapper", one, calls
     yield "other wrapper", f"< | DSML | tool_use>\n{one}</ | DSML | tool_use>", calls
@@ -468,8 +469,8 @@ _FAMILIES = {
     "kimi_k2": _kimi,
     "deepseek_v3": _deepseek_v3,
     "deepseek_v31": _deepseek_v31,
-    "deepseek_v32": _dsml,
-    "deepseek_v4": _dsml,
+    "deepseek_v32": partial(_dsml, "function_calls"),
+    "deepseek_v4": partial(_dsml, "tool_calls"),
 }
 
 
