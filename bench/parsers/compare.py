@@ -32,8 +32,8 @@ UPSTREAM = {
     "deepseek_v4": ("deepseek_v4", "deepseek_v4"),
 }
 NOTES = (
-    "sound: what a family's template writes; faulty: what models make of it, with the outcome "
-    "that docs/parsers.md states; a fault without one right answer counts against both alike",
+    "sound: what a family's template writes; faulty: what models make of it, measured against the "
+    "policies of docs/parsers.md, which are ours: many a fault has no one right answer",
     "blanks around texts and the layout of JSON are not compared; a call cut off in the middle "
     "only has to be no valid JSON",
     "whole: the reply at once; 1 at once, 3 at once: as a stream, so many tokens a delta; a parser "

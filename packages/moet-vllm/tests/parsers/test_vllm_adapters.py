@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers.abstract_tool_parser import ToolParserManager
 
