@@ -79,7 +79,7 @@ def _register_flaws(
 
 
 def disassemble(cubin: Cubin, kernel: str) -> Program:
-    """Read a kernel of a cubin; NOPs behind the last instruction are left out.
+    """Read a kernel of a cubin; the branch to itself and the NOPs behind it are left out.
 
     Raises:
         SassError: there is no such kernel, or it has words that are no instructions.
@@ -136,5 +136,7 @@ def _statements(
 def _without_padding(statements: list[Statement]) -> list[Statement]:
     last = len(statements)
     while last and statements[last - 1].instruction.opcode == "NOP":
+        last -= 1
+    if last and targets(statements[last - 1]) == [statements[last - 1].address]:
         last -= 1
     return statements[:last]

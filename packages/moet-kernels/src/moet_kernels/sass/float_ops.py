@@ -77,12 +77,14 @@ def fused(machine: Machine, file: File, statement: Statement, mask: Mask) -> Non
 def _floats(
     machine: Machine, file: File, operands: tuple[Operand, ...], mask: Mask, *, flush: bool
 ) -> list[Any]:
-    return [
-        np.broadcast_to(
-            float32(machine, file, operand, mask, flush=flush), file.registers.shape[1:]
-        ).astype(np.float64)
-        for operand in operands
-    ]
+    shape = file.registers.shape[1:]
+    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+        return [
+            np.broadcast_to(float32(machine, file, operand, mask, flush=flush), shape).astype(
+                np.float64
+            )
+            for operand in operands
+        ]
 
 
 def extreme(machine: Machine, file: File, statement: Statement, mask: Mask) -> None:

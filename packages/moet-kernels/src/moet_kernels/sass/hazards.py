@@ -1,10 +1,12 @@
 """The hazard checker: dependences that a program's control fields leave open."""
 
+from collections.abc import Iterator
+
 import msgspec
 
 from moet_kernels.sass.source import Program
 from moet_kernels.sass.table import Table
-from moet_kernels.sass.timing import Dependence, Kind, follow, needed, needed_after_read
+from moet_kernels.sass.timing import Dependence, Kind, follow, name_of, needed, needed_after_read
 
 __all__ = ["Hazard", "check_hazards"]
 
@@ -34,9 +36,11 @@ def check_hazards(program: Program, table: Table) -> list[Hazard]:
 
     Every statement needs a control field. Rules: a result of fixed latency is used no sooner than
     compiled code ever used one; a result on a scoreboard is waited for before its use or its
-    overwriting; a source that is read late is waited for before it is overwritten.
+    overwriting; a source that is read late is waited for before it is overwritten; a scoreboard is
+    waited for no sooner after the instruction that takes it than compiled code ever did; no stall is
+    shorter than any that compiled code has on that instruction.
     """
-    hazards = []
+    hazards = list(_short_stalls(program, table))
     for found in follow(program, table, table.timing):
         message = _violation(found, table)
         if message:
@@ -54,8 +58,23 @@ def check_hazards(program: Program, table: Table) -> list[Hazard]:
     return sorted(hazards, key=lambda hazard: (hazard.address, hazard.because_of, hazard.register))
 
 
+def _short_stalls(program: Program, table: Table) -> Iterator[Hazard]:
+    for statement in program.statements:
+        assert statement.control is not None
+        least = table.timing.stall.get(name_of(statement.instruction), 1)
+        if statement.control.stall < least:
+            yield Hazard(
+                "short stall",
+                statement.address,
+                statement.text,
+                statement.address,
+                "",
+                f"stall {statement.control.stall}; compiled code has {least} or more here.",
+            )
+
+
 def _violation(found: Dependence, table: Table) -> str | None:
-    if found.kind == Kind.FIXED:
+    if found.kind in (Kind.FIXED, Kind.SIGNAL):
         cycles = needed(table.timing, found.key)
         if found.cycles < cycles:
             return f"{found.cycles} cycles after the producer; compiled code leaves {cycles}."

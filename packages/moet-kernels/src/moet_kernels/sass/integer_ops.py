@@ -228,8 +228,12 @@ def compare(machine: Machine, file: File, statement: Statement, mask: Mask) -> N
     """ISETP.cmp[.U32].bool[.EX] p, q, a, b, c, [low]: p = (a cmp b) bool c, q = !(a cmp b) bool c."""
     modifiers = statement.instruction.modifiers
     p, q, a, b, c, *low = statement.instruction.operands
-    x, y = (integer(machine, file, operand, mask) for operand in (a, b))
-    x, y = (np.asarray(v) if "U32" in modifiers else signed(v) for v in (x, y))
+    if "S64" in modifiers or "U64" in modifiers:
+        x, y = (np.asarray(pair(machine, file, operand, mask)) for operand in (a, b))
+        x, y = (v.view(np.int64) if "S64" in modifiers else v for v in (x, y))
+    else:
+        x, y = (integer(machine, file, operand, mask) for operand in (a, b))
+        x, y = (np.asarray(v) if "U32" in modifiers else signed(v) for v in (x, y))
     holds = np.asarray(_COMPARE[modifiers[0]](x, y))
     if "EX" in modifiers:
         below = machine.read_predicate(file, low[0], mask)

@@ -37,6 +37,9 @@ def link(
         SassError: the twin has no such kernel, or needs what the linker does not move.
     """
     cubin = Cubin(twin)
+    # The compiler ends every kernel with a branch to itself: no warp can run on into nothing.
+    trap = [word for word in cubin.words(kernel) if word != NOP][-1]
+    words = [*words, trap]
     code = b"".join(word.to_bytes(16, "little") for word in words)
     code += NOP.to_bytes(16, "little") * (-len(code) % _ALIGNMENT // 16)
     _refuse_relocations(cubin, kernel)

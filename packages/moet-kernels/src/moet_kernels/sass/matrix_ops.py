@@ -19,7 +19,7 @@ from moet_kernels.sass.operands import Operand
 from moet_kernels.sass.source import Statement
 from moet_kernels.sass.values import raw
 
-__all__ = ["OPERATIONS", "truncated_sum"]
+__all__ = ["E4M3", "OPERATIONS", "truncated_sum"]
 
 _G, _T = np.arange(WARP) >> 2, np.arange(WARP) & 3
 _ALIGNED_BITS = 25  # fraction bits kept below the largest term; see truncated_sum
@@ -125,7 +125,10 @@ def _e2m1() -> NDArray[np.float64]:
     return np.where(code & 8, -value, value)
 
 
-_BYTES = {"E4M3": _e4m3(), "E2M1": _e2m1()}
+E4M3 = _e4m3()
+"""Value of every e4m3 byte."""
+
+_BYTES = {"E4M3": E4M3, "E2M1": _e2m1()}
 
 
 def byte_product(machine: Machine, file: File, statement: Statement, mask: Mask) -> None:

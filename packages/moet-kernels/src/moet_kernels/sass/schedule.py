@@ -7,13 +7,13 @@ fails and says where a NOP is missing.
 
 import msgspec
 
-from moet_kernels.sass.control import NO_SCOREBOARD, Control
+from moet_kernels.sass.control import NO_SCOREBOARD, SCOREBOARDS, Control
 from moet_kernels.sass.errors import Flaw, SourceError
 from moet_kernels.sass.hazards import check_hazards
 from moet_kernels.sass.roles import accesses
 from moet_kernels.sass.source import Program, Statement
 from moet_kernels.sass.table import Table
-from moet_kernels.sass.timing import Dependence, Kind, follow, needed, needed_after_read
+from moet_kernels.sass.timing import Dependence, Kind, follow, name_of, needed, needed_after_read
 
 __all__ = ["safe", "tuned"]
 
@@ -56,7 +56,24 @@ def tuned(program: Program, table: Table) -> Program:
             changed |= _mend(found, controls, fixed, program, table)
         if not changed:
             break
+    _drop_needless_waits(controls, fixed, program, table)
     return _checked(_with(program, controls), table)
+
+
+def _drop_needless_waits(
+    controls: list[Control], fixed: set[int], program: Program, table: Table
+) -> None:
+    """Take waits back that an earlier wait on every path makes needless."""
+    if check_hazards(_with(program, controls), table):
+        return
+    for index in range(len(controls)):
+        for board in range(SCOREBOARDS):
+            if index in fixed or not controls[index].wait >> board & 1:
+                continue
+            kept = controls[index]
+            controls[index] = msgspec.structs.replace(kept, wait=kept.wait & ~(1 << board))
+            if check_hazards(_with(program, controls), table):
+                controls[index] = kept
 
 
 def _with(program: Program, controls: list[Control]) -> Program:
@@ -85,7 +102,8 @@ def _boards(program: Program, table: Table) -> list[Control]:
             write = shared[first]
         if opcode in table.timing.late:
             read = _READ_BOARD
-        controls.append(Control(1, write=write, read=read))
+        stall = max(table.timing.stall.get(name_of(statement.instruction), 1), 1)
+        controls.append(Control(stall, hold=stall <= _HELD, write=write, read=read))
     return controls
 
 
@@ -108,7 +126,7 @@ def _mend(
 ) -> bool:
     """Cover one dependence; whether that changed a control field."""
     timing = table.timing
-    if found.kind == Kind.FIXED:
+    if found.kind in (Kind.FIXED, Kind.SIGNAL):
         missing = needed(timing, found.key) - found.cycles
         return missing > 0 and _stall(found, missing, controls, fixed)
     if found.kind == Kind.SOURCE:

@@ -117,12 +117,14 @@ class Timing(msgspec.Struct, frozen=True):
         late: opcodes that may read their sources after they issued.
         raw: "producer>consumer:operand" -> fewest cycles seen between the two.
         war: "reader>writer" -> fewest cycles seen from an unguarded late read to the overwriting.
+        stall: name -> shortest stall seen on it; a branch issues what follows it if it is shorter.
     """
 
     variable: tuple[str, ...] = ()
     late: tuple[str, ...] = ()
     raw: dict[str, int] = {}
     war: dict[str, int] = {}
+    stall: dict[str, int] = {}
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -186,6 +188,7 @@ def save(table: Table, path: Path) -> None:
             table.timing,
             raw=dict(sorted(table.timing.raw.items())),
             war=dict(sorted(table.timing.war.items())),
+            stall=dict(sorted(table.timing.stall.items())),
         ),
     )
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -45,6 +45,7 @@ class Kind:
     RESULT = "result on a scoreboard"
     OVERWRITE = "overwritten before the result arrives"
     SOURCE = "source overwritten before it is read"
+    SIGNAL = "scoreboard waited for before it is taken"
 
 
 class Dependence(msgspec.Struct, frozen=True):
@@ -55,7 +56,8 @@ class Dependence(msgspec.Struct, frozen=True):
         first: index of the earlier instruction.
         second: index of the later one.
         register: what both touch, `R4`.
-        key: "name/file>name:operand", by which its cycles are learnt.
+        key: "name/file>name:operand", by which its cycles are learnt; "name/SB>wait:" for
+            a scoreboard, which is taken some cycles after its instruction issued.
         cycles: fewest cycles between the two on any path.
     """
 
@@ -74,18 +76,25 @@ class _State:
         self.results: dict[tuple[Access, int], int] = {}  # (register, producer) -> age
         self.boards: dict[tuple[Access, int], int] = {}  # (register, producer) -> scoreboard bits
         self.reads: dict[tuple[Access, int, int], int] = {}  # (register, reader, bits) -> age
+        self.taken: dict[tuple[int, int], int] = {}  # (scoreboard bit, taker) -> age
 
     def copy(self, cycles: int = 0) -> "_State":
         other = _State()
         other.results = {k: v + cycles for k, v in self.results.items()}
         other.boards = dict(self.boards)
         other.reads = {k: v + cycles for k, v in self.reads.items()}
+        other.taken = {k: v + cycles for k, v in self.taken.items()}
         return other
 
     def merge(self, other: "_State") -> bool:
         """Take the worse of both; whether that changed anything."""
         changed = False
-        for mine, theirs in ((self.results, other.results), (self.reads, other.reads)):
+        pairs = (
+            (self.results, other.results),
+            (self.reads, other.reads),
+            (self.taken, other.taken),
+        )
+        for mine, theirs in pairs:
             for key, age in theirs.items():
                 if mine.get(key, _HORIZON + 1) > age:  # type: ignore[call-overload]
                     mine[key] = age  # type: ignore[index]
@@ -205,11 +214,15 @@ class _Walker:
         statement = self.program.statements[index]
         control = statement.control
         assert control is not None
+        name = name_of(statement.instruction)
         if control.wait:
+            for (bit, taker), age in state.taken.items():
+                if bit & control.wait:
+                    self._note(Kind.SIGNAL, taker, index, ("SB", bit), "wait", "", age)
+            state.taken = {k: v for k, v in state.taken.items() if not k[0] & control.wait}
             state.boards = {k: v & ~control.wait for k, v in state.boards.items()}
             state.boards = {k: v for k, v in state.boards.items() if v}
             state.reads = {k: v for k, v in state.reads.items() if not k[2] & control.wait}
-        name = name_of(statement.instruction)
         writes, reads = self.uses[index]
         self._see_reads(index, name, reads, state)
         self._see_writes(index, name, writes, state)
@@ -235,7 +248,11 @@ class _Walker:
             for register, _ in reads:
                 if register[0] in ("R", "UR"):
                     state.reads[register, index, bits] = 0
+        for taken in (control.write, control.read):
+            if taken != NO_SCOREBOARD:
+                state.taken[1 << taken, index] = 0
         cycles = max(control.stall, 1)
+        state.taken = {k: v + cycles for k, v in state.taken.items() if v + cycles < _HORIZON}
         state.results = {k: v + cycles for k, v in state.results.items() if v + cycles < _HORIZON}
         state.reads = {k: min(v + cycles, _HORIZON) for k, v in state.reads.items()}
 
@@ -272,7 +289,8 @@ class _Walker:
     ) -> None:
         earlier = name_of(self.program.statements[first].instruction)
         key = f"{earlier}/{register[0]}>{name}:{operand}"
-        place = (kind, first, second, f"{register[0]}{register[1]}", key)
+        number = register[1].bit_length() - 1 if register[0] == "SB" else register[1]
+        place = (kind, first, second, f"{register[0]}{number}", key)
         self.found[place] = min(cycles, self.found.get(place, cycles))
 
 
@@ -281,7 +299,7 @@ def learn_timing(
 ) -> Timing:
     """Learn from compiled programs which results need scoreboards and how long the others take."""
     programs = list(programs)
-    variable, late = set(), set()
+    variable, late, stall = set(), set(), dict[str, int]()
     for program in programs:
         for statement in program.statements:
             assert statement.control is not None
@@ -290,17 +308,19 @@ def learn_timing(
                 variable.add(opcode)
             if statement.control.read != NO_SCOREBOARD:
                 late.add(opcode)
+            name = name_of(statement.instruction)
+            stall[name] = min(statement.control.stall, stall.get(name, _LONGEST))
     # A result of these is of fixed latency unless the instruction says otherwise.
     timing = Timing(tuple(sorted(variable)), tuple(sorted(late)))
     raw: dict[str, int] = {}
     war: dict[str, int] = {}
     for program in programs:
         for found in follow(program, table, timing):
-            kept = {Kind.FIXED: raw, Kind.SOURCE: war}.get(found.kind)
+            kept = {Kind.FIXED: raw, Kind.SIGNAL: raw, Kind.SOURCE: war}.get(found.kind)
             if kept is not None:
                 kept[found.key] = min(found.cycles, kept.get(found.key, found.cycles))
         progress()
-    return Timing(timing.variable, timing.late, raw, war)
+    return Timing(timing.variable, timing.late, raw, war, stall)
 
 
 def needed(timing: Timing, key: str) -> int:
