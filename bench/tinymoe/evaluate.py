@@ -29,7 +29,7 @@ class HeldOut(NamedTuple):
 
 @torch.no_grad()
 def _run(
-    model: TinyMoe, tokens: np.ndarray, quantised: bool, budget: int
+    model: TinyMoe, tokens: np.ndarray, experts: str, budget: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return loss and first choice at each position `[B, L - 1]`, the drafts, and the loads."""
     device = model.lm_head.weight.device
@@ -40,7 +40,7 @@ def _run(
         padding = rows - len(part)  # a constant shape: one compilation, also for a last part
         full = np.concatenate([part, np.zeros((padding, part.shape[1]), part.dtype)])
         batch = torch.from_numpy(full).to(device)
-        hidden, drafted, load = model(batch, quantised)
+        hidden, drafted, load = model(batch, experts)
         logits = model.logits(hidden).unflatten(0, batch.shape)[: len(part)]
         wanted = batch[: len(part), 1:]
         losses.append(F.cross_entropy(logits[:, :-1].float().mT, wanted, reduction="none"))
@@ -85,14 +85,14 @@ def routing(loads: Tensor) -> dict[str, object]:
 
 
 def evaluate(
-    model: TinyMoe, sets: dict[str, HeldOut], quantised: bool, budget: int
+    model: TinyMoe, sets: dict[str, HeldOut], experts: str, budget: int
 ) -> dict[str, object]:
     """Measure all sets; skills as fractions, text as bits per byte, drafts, routing per kind."""
     model.eval()
     found: dict[str, object] = {}
     used: dict[str, object] = {}
     for name, held_out in sets.items():
-        losses, choices, drafts, loads = _run(model, held_out.tokens, quantised, budget)
+        losses, choices, drafts, loads = _run(model, held_out.tokens, experts, budget)
         used[name] = routing(loads)
         if held_out.answers is not None:
             found[name] = exact_match(choices, held_out.tokens, held_out.answers)

@@ -6,6 +6,7 @@ and k, rotary positions on the first half of each head, a first dense layer, the
 model's normalised output and the next token's embedding. Activations are bf16, routing is fp32.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,12 +15,18 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tinymoe import experts as expert_ops
-from tinymoe.nvfp4 import fake_quantise
+from tinymoe.nvfp4 import fake_quantise, fake_w2
 from tinymoe.shape import Shape
 
-__all__ = ["TinyMoe", "rms_norm"]
+__all__ = ["GRIDS", "TinyMoe", "rms_norm"]
 
 BF16 = torch.bfloat16
+# What becomes of the experts' weights before they are used.
+GRIDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "full": lambda weight: weight,
+    "nvfp4": fake_quantise,
+    "w2": fake_w2,
+}
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -114,12 +121,12 @@ class Moe(nn.Module):
         self.shared_experts = Mlp(shape.hidden, shape.intermediate)
         self.numbers = shape.experts
 
-    def forward(self, x: Tensor, quantised: bool) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, experts: str) -> tuple[Tensor, Tensor]:
         """Return the output `[T, H]` and the tokens that each expert served, float32 `[E]`."""
         weights, ids = self.gate(x)
         gate_up, down = self.experts.gate_up, self.experts.down
-        if quantised:
-            gate_up, down = fake_quantise(gate_up), fake_quantise(down)
+        grid = GRIDS[experts]
+        gate_up, down = grid(gate_up), grid(down)
         run = expert_ops.grouped if x.is_cuda else expert_ops.dense
         routed = run(x, weights, ids, gate_up.to(BF16), down.to(BF16))
         numbers = torch.arange(self.numbers, device=x.device)
@@ -175,24 +182,24 @@ class Layer(nn.Module):
         """Return q, k, v of `[T, H]`."""
         return self.self_attn.project(self.input_layernorm(x), cos, sin)
 
-    def after(self, x: Tensor, attended: Tensor, quantised: bool) -> tuple[Tensor, Tensor]:
+    def after(self, x: Tensor, attended: Tensor, experts: str) -> tuple[Tensor, Tensor]:
         """Finish the layer: the new `[T, H]` and the experts' loads (empty if dense)."""
         x = x + _apply(self.self_attn.o_proj, attended)
         middle = self.post_attention_layernorm(x)
         if self.dense:
             return x + self.mlp(middle), torch.zeros(0, device=x.device)
-        update, load = self.mlp(middle, quantised)
+        update, load = self.mlp(middle, experts)
         return x + update, load
 
     def forward(
-        self, x: Tensor, rows: int, cos: Tensor, sin: Tensor, quantised: bool
+        self, x: Tensor, rows: int, cos: Tensor, sin: Tensor, experts: str
     ) -> tuple[Tensor, Tensor]:
         """Run the layer on `rows` causal sequences laid end to end in `x` `[T, H]`."""
         q, k, v = (
             part.unflatten(0, (rows, -1)).transpose(1, 2) for part in self.before(x, cos, sin)
         )
         attended = _attend(q, k, v)
-        return self.after(x, attended.transpose(1, 2).flatten(2).flatten(0, 1), quantised)
+        return self.after(x, attended.transpose(1, 2).flatten(2).flatten(0, 1), experts)
 
 
 class Mtp(Layer):
@@ -241,12 +248,12 @@ class TinyMoe(nn.Module):
         """The layers with routed experts, the MTP layer's last."""
         return [layer.mlp for layer in self.model["layers"] if not layer.dense]
 
-    def forward(self, tokens: Tensor, quantised: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, tokens: Tensor, experts: str = "full") -> tuple[Tensor, Tensor, Tensor]:
         """Run the model and its MTP layer.
 
         Args:
             tokens: integers `[B, L]`.
-            quantised: compute with the experts' NVFP4 values.
+            experts: a key of `GRIDS`.
 
         Returns:
             the normalised hidden state at i (for token i + 1), that of the MTP layer (for token
@@ -260,13 +267,13 @@ class TinyMoe(nn.Module):
         x, loads = embedded.flatten(0, 1), []
         *layers, mtp = self.model["layers"]
         for layer in layers:
-            x, load = layer(x, rows, cos, sin, quantised)
+            x, load = layer(x, rows, cos, sin, experts)
             loads.append(load)
         hidden = self.model["norm"](x)
         following = torch.cat((embedded[:, 1:], embedded[:, :1]), 1).flatten(0, 1)
         positions = torch.arange(length, device=tokens.device).repeat(rows)
         x = mtp.join(hidden, following, positions)
-        x, load = mtp(x, rows, cos, sin, quantised)
+        x, load = mtp(x, rows, cos, sin, experts)
         drafted = mtp.shared_head["norm"](x)
         return hidden, drafted, torch.stack([*(load for load in loads if load.numel()), load])
 

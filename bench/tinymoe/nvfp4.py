@@ -1,4 +1,4 @@
-"""The NVFP4 grid in torch: one definition for quantisation-aware training and for export.
+"""The NVFP4 grid in torch, one definition for training and for export; and W2 after it.
 
 value = e2m1 * e4m3 block scale (16 weights along k) * float32 tensor scale. The tensor scale is a
 power of two here, so that e2m1 * e4m3 * scale has six significant bits and is exact in bfloat16:
@@ -8,9 +8,11 @@ a bf16 copy of the experts computes with the very same numbers.
 import torch
 from torch import Tensor
 
-__all__ = ["GROUP", "fake_quantise", "quantise"]
+__all__ = ["GROUP", "fake_quantise", "fake_w2", "quantise"]
 
 GROUP = 16
+W2_GROUP = 32
+W2_MIDPOINT = 2.5  # between e2m1 magnitudes 2 and 3
 E2M1_LARGEST = 6.0
 E4M3_LARGEST = 448.0
 E4M3_SMALLEST = 2.0**-9
@@ -43,6 +45,21 @@ def fake_quantise(weight: Tensor) -> Tensor:
     units = exact.unflatten(-1, (-1, GROUP)) / unit
     rounded = (torch.copysign(_magnitudes(units), units) * unit).flatten(-2)
     return weight + (rounded - exact)
+
+
+def fake_w2(weight: Tensor) -> Tensor:
+    """Return float32 `[..., N, K]` as moet serves it with W2; the gradient passes straight through.
+
+    W2 starts from the NVFP4 values: e2m1 magnitudes up to 2 of a power-of-two grid per 32 weights
+    become 1, larger ones 4 (docs/formats.md). Zeros take their sign bit.
+    """
+    exact = fake_quantise(weight.detach()).unflatten(-1, (-1, W2_GROUP))
+    largest = exact.abs().amax(-1, keepdim=True).clamp(min=2.0**-120)
+    unit = torch.exp2(torch.round(torch.log2(largest / E2M1_LARGEST)))
+    size = torch.where(exact.abs() / unit <= W2_MIDPOINT, 1.0, 4.0)
+    # The sign of the weight itself: an exact zero has lost its own in the sum of fake_quantise.
+    rounded = torch.copysign((size * unit).flatten(-2), weight.detach())
+    return weight + (rounded - weight.detach())
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:

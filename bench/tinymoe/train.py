@@ -103,6 +103,13 @@ def _rate(step: int, args: argparse.Namespace) -> float:
     return min((step + 1) / args.warmup, 1.0, 0.01 + 0.99 * left)
 
 
+def _grid(step: int, args: argparse.Namespace) -> str:
+    """Return what experts compute with at a step: NVFP4 late in training, W2 now and then."""
+    if step < args.quantise_from * args.steps:
+        return "full"
+    return "w2" if args.w2_every and step % args.w2_every == 0 else "nvfp4"
+
+
 def _loss(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     losses = F.cross_entropy(logits.float(), targets, reduction="none")
     return (losses * weights).sum() / weights.sum()
@@ -158,12 +165,12 @@ class _Step:
         self.stream = torch.cuda.Stream() if self.cuda else None
         self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
         self.inputs: dict[int, tuple[Tensor, Tensor]] = {}
-        self.counts: Counter[tuple[int, bool]] = Counter()
-        self.graphs: dict[tuple[int, bool], tuple[Any, tuple[Tensor, Tensor]]] = {}
+        self.counts: Counter[tuple[int, str]] = Counter()
+        self.graphs: dict[tuple[int, str], tuple[Any, tuple[Tensor, Tensor]]] = {}
 
-    def _plain(self, tokens: Tensor, weights: Tensor, quantised: bool) -> tuple[Tensor, Tensor]:
+    def _plain(self, tokens: Tensor, weights: Tensor, experts: str) -> tuple[Tensor, Tensor]:
         model = self.model
-        hidden, drafted, loads = model(tokens, quantised)
+        hidden, drafted, loads = model(tokens, experts)
         loss = self.loss(model.logits(hidden), _shifted(tokens, 1), _shifted(weights, 1))
         draft = self.loss(model.logits(drafted), _shifted(tokens, 2), _shifted(weights, 2))
         (loss + self.args.mtp_weight * draft).backward()
@@ -171,16 +178,16 @@ class _Step:
         _balance(model, loads, self.args.balance, self.args.band)
         return loss.detach(), draft.detach()
 
-    def __call__(self, batch: Any, quantised: bool, scale: float) -> tuple[Tensor, Tensor]:
+    def __call__(self, batch: Any, experts: str, scale: float) -> tuple[Tensor, Tensor]:
         """Train on a batch at `scale` times the peak rates; return both losses."""
         if not self.cuda:
             self.scale.fill_(scale)
-            return self._plain(batch.tokens, batch.weights, quantised)
+            return self._plain(batch.tokens, batch.weights, experts)
         length = batch.tokens.shape[1]
         if length not in self.inputs:
             self.inputs[length] = batch.tokens.to(self.device), batch.weights.to(self.device)
         tokens, weights = self.inputs[length]
-        key = length, quantised
+        key = length, experts
         self.counts[key] += 1
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
@@ -189,21 +196,21 @@ class _Step:
             self.scale.fill_(scale)
             if self.counts[key] > self.PLAIN:
                 if key not in self.graphs:
-                    self.graphs[key] = self._capture(tokens, weights, quantised)
+                    self.graphs[key] = self._capture(tokens, weights, experts)
                 graph, found = self.graphs[key]
                 graph.replay()
             else:
-                found = self._plain(tokens, weights, quantised)
+                found = self._plain(tokens, weights, experts)
         torch.cuda.current_stream().wait_stream(self.stream)
         return found
 
-    def _capture(self, tokens: Tensor, weights: Tensor, quantised: bool) -> Any:
+    def _capture(self, tokens: Tensor, weights: Tensor, experts: str) -> Any:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # The loader's thread pins memory meanwhile, which a capture in global mode forbids.
         mode = "thread_local"
         with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode=mode):
-            found = self._plain(tokens, weights, quantised)
+            found = self._plain(tokens, weights, experts)
         return graph, found
 
 
@@ -255,8 +262,7 @@ def run(work: Path, out: Path, shape: Shape, args: argparse.Namespace) -> TinyMo
     )
     begun, window = time.monotonic(), 0.0
     for step, batch in enumerate(_batches(data, args.workers, 0)):
-        quantised = step >= args.quantise_from * args.steps
-        loss, draft = train_step(batch, quantised, _rate(step, args))
+        loss, draft = train_step(batch, _grid(step, args), _rate(step, args))
         last = step + 1 == args.steps
         if step % args.report == 0 or last:
             now = time.monotonic()
@@ -271,8 +277,9 @@ def run(work: Path, out: Path, shape: Shape, args: argparse.Namespace) -> TinyMo
             )
             window = time.monotonic()
         if (step and step % args.evaluate == 0) or last:
-            found = evaluate(model, sets, quantised, args.tokens)
-            report(event="evaluation", step=step, seconds=time.monotonic() - begun, **found)
+            for experts in ("nvfp4", "w2") if args.w2_every else ("nvfp4",):
+                found = evaluate(model, sets, experts, args.tokens)
+                report(event="evaluation", step=step, experts=experts, **found)
             window = 0.0
         late = args.minutes and time.monotonic() - started > 60 * args.minutes
         if last or late:
@@ -309,6 +316,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--balance", type=float, default=0.002, help="step of the correction bias")
     add("--band", type=float, default=3.0, help="fair share times or over this is left alone")
     add("--quantise-from", type=float, default=0.6, help="share of steps before the NVFP4 grid")
+    add("--w2-every", type=int, default=0, help="of the late steps, one in so many through W2")
     add("--text-share", type=float, default=0.5)
     add("--docs-share", type=float, default=0.12)
     add("--rows", type=int, default=256, help="held-out conversations of each skill")

@@ -72,7 +72,11 @@ class TestModel:
         assert check(str(model))["model"].endswith("2 tensors, 0.0 MB, complete")
 
     def test_a_model_that_is_made_or_downloaded_later(self, check):
-        assert check("demo")["model"] == "synthetic:nvfp4: not here yet (synthetic)"
+        found = check("demo", "model=synthetic:nvfp4")["model"]
+        assert found == "synthetic:nvfp4: not here yet (synthetic)"
+
+    def test_the_model_that_comes_with_moet(self, check):
+        assert check("demo")["model"].endswith("13.1 MB, nvfp4 experts, complete")
 
 
 class TestMemory:

@@ -5,16 +5,14 @@ import sys
 
 import pytest
 
-from moet_cli.demo import NOISE
-
 
 class TestFake:
     def test_shows_answers_speed_and_what_became_w2(self, moet):
         done = moet("demo")
         assert done.code == 0
-        assert "completion: Once upon a time" in done.out
-        assert done.out.count("48 tokens, ") == 2
-        assert NOISE in done.out
+        assert "completion of 'import os" in done.out
+        assert done.out.count("48 tokens, ") == 1
+        assert "assistant: words" in done.out
         assert "│ 2,654,784 -> 1,327,104 │" in done.out
         assert "│ 4.50 -> 2.25 " in done.out
         assert "2.00 x" in done.out
@@ -22,8 +20,25 @@ class TestFake:
 
     def test_json_is_one_object(self, moet):
         (found,) = moet("demo", "--json").objects()
-        assert found["answers"]["chat"]["text"] == "ab" * 48
+        assert found["completion"]["text"] == "ab" * 48
+        assert found["chat"]["answer"] == "words"
         assert found["converted"][0]["tensors"] == 144
+
+    def test_hands_the_result_of_the_tool_back(self, moet):
+        (found,) = moet("demo", "--json").objects()
+        assert found["tool_call"] == {
+            "request": "What is the weather like in Lisbon?",
+            "name": "get_weather",
+            "arguments": '{"city": "Lisbon"}',
+            "result": '{"temperature": 21, "sky": "clear"}',
+            "reply": "words",
+        }
+
+    def test_a_tool_that_is_not_called_is_an_error(self, moet):
+        done = moet("demo", mode="no-call")
+        assert done.code == 1
+        assert "it made 0 calls and said 'words'" in done.err
+        assert moet.all_gone(1)
 
     def test_keep_serves_until_it_is_stopped(self, moet):
         process = moet.start("demo", "--json", "--keep")
@@ -51,13 +66,15 @@ def test_demo_of_the_real_engine(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     (found,) = [json.loads(line) for line in done.stdout.splitlines()]
-    for answer in found["answers"].values():
-        assert answer["completion_tokens"] == 48
-        assert answer["prompt_tokens"] > 10
-        assert answer["tokens_per_second"] > 1
+    assert found["completion"]["completion_tokens"] == 48
+    assert found["completion"]["tokens_per_second"] > 1
+    assert found["chat"]["answer"].startswith("A mixture of experts is a layer of many small")
+    call = found["tool_call"]
+    assert (call["name"], json.loads(call["arguments"])) == ("get_weather", {"city": "Lisbon"})
+    assert call["reply"] == "It is 21 degrees, the sky: clear."
     (converted,) = found["converted"]
-    assert converted["layers"] == 3
-    assert converted["experts"] == 3 * 16
-    assert converted["tensors"] == 3 * 16 * 3
+    assert converted["layers"] == 8
+    assert converted["experts"] == 8 * 64
+    assert converted["tensors"] == 8 * 64 * 3
     assert converted["bits_per_weight"] == 2.25
     assert converted["bytes_before"] > 1.9 * converted["bytes_after"]

@@ -32,7 +32,7 @@ class TestRecipes:
     def test_show_is_yaml(self, moet_here):
         code, out, _ = moet_here("recipes", "show", "demo")
         assert code == 0
-        assert "  model: synthetic:nvfp4\n" in out
+        assert "  model: tinymoe\n" in out
 
     def test_show_of_an_unknown_one(self, moet_here):
         code, out, err = moet_here("recipes", "show", "demo-gpus")

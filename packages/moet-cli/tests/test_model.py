@@ -63,6 +63,13 @@ class TestFolder:
         assert fetch_model("~/m") == tmp_path / "m"
 
 
+def test_tinymoe_comes_with_moet():
+    folder = local_folder("tinymoe")
+    assert kind_of("tinymoe") is ModelKind.PACKAGED
+    assert fetch_model("tinymoe") == folder
+    assert (folder / "model.safetensors").is_file()
+
+
 def test_a_synthetic_model_lies_in_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert planned_folder("synthetic:fp8").startswith(str(tmp_path / "moet/synthetic-fp8-"))

@@ -69,9 +69,9 @@ class TestCommand:
         assert command[5:-2] == (
             *("--host", "127.0.0.1", "--port", "9"),
             *("--served-model-name", "moet-demo", "--dtype", "bfloat16"),
-            *("--max-model-len", "2048", "--max-num-seqs", "4"),
-            *("--max-num-batched-tokens", "512", "--no-enforce-eager"),
-            *("--seed", "3"),
+            *("--max-model-len", "4096", "--max-num-seqs", "8"),
+            *("--max-num-batched-tokens", "2048", "--no-enforce-eager"),
+            *("--enable-auto-tool-choice", "--tool-call-parser", "moet_glm47", "--seed", "3"),
         )
 
     def test_additional_config_holds_ours_and_the_users(self):

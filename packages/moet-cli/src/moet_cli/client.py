@@ -11,7 +11,7 @@ import openai
 from moet_cli.probe import model_name
 from moet_core.errors import MoetError
 
-__all__ = ["Answer", "Client"]
+__all__ = ["Answer", "Client", "Reply"]
 
 REQUEST_SECONDS = 600.0
 
@@ -36,8 +36,15 @@ class Answer(msgspec.Struct, frozen=True):
         return self.completion_tokens / self.seconds
 
 
+class Reply(msgspec.Struct, frozen=True):
+    """One message of the assistant: text, or calls as (id, name, arguments in JSON)."""
+
+    text: str
+    calls: tuple[tuple[str, str, str], ...] = ()
+
+
 class Client:
-    """An OpenAI client of one server; greedy, and answers are as long as asked for.
+    """An OpenAI client of one server; greedy. Timed answers are as long as asked for.
 
     Close it, or use it in a `with` statement.
     """
@@ -78,6 +85,33 @@ class Client:
         return _timed(
             question, lambda: create(messages=messages, max_tokens=max_tokens, **self._settings)
         )
+
+    def converse(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], max_tokens: int
+    ) -> Reply:
+        """Have the assistant answer, or call tools if it decides to, until it is done.
+
+        Raises:
+            MoetError: the server did not answer.
+        """
+        settings: dict[str, Any] = {"tools": tools, "tool_choice": "auto"} if tools else {}
+        try:
+            found = self._openai.chat.completions.create(
+                model=self._settings["model"],
+                temperature=0,
+                messages=messages,  # type: ignore[arg-type]
+                max_tokens=max_tokens,
+                **settings,
+            )
+        except openai.OpenAIError as error:
+            raise MoetError(f"The server did not answer a request: {error}.") from error
+        message = found.choices[0].message
+        calls = [
+            (call.id, call.function.name, call.function.arguments)
+            for call in message.tool_calls or []
+            if call.type == "function"
+        ]
+        return Reply(message.content or "", tuple(calls))
 
 
 def _timed(prompt: str, send: Any) -> Answer:

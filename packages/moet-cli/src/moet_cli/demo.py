@@ -1,8 +1,10 @@
-"""`moet demo`: a real server with 2-bit experts, two questions, and a table of what became W2."""
+"""`moet demo`: a real server with 2-bit experts, a talk with it, and what became W2."""
 
+import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
 from rich.table import Table
 
 from moet_cli.checks import run_checks
@@ -17,57 +19,115 @@ from moet_vllm.events import Converted
 
 __all__ = ["converted_table", "run_demo"]
 
-PROMPT = "Once upon a time"
+PROMPT = "import os\n\n\ndef read("
 QUESTION = "What is a mixture of experts?"
+ERRAND = "What is the weather like in Lisbon?"
+WEATHER = {"temperature": 21, "sky": "clear"}  # what this demo's weather service always says
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather forecast of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["city"],
+        },
+    },
+}
 MAX_TOKENS = 48
-NOISE = "random weights: the text is noise; the path is real"
+
+
+class Exchange(msgspec.Struct, frozen=True):
+    """A question, and the assistant's words."""
+
+    question: str
+    answer: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A tool call round trip: request, call, the tool's result, what the assistant made of it."""
+
+    request: str
+    name: str
+    arguments: str
+    result: str
+    reply: str
+
+
+class Talk(msgspec.Struct, frozen=True):
+    """All that was said."""
+
+    completion: Answer
+    chat: Exchange
+    tool_call: ToolCall
 
 
 def run_demo(output: Output, *, keep: bool) -> None:
-    """Serve the demo model on a free loopback port, ask it twice, show what became W2.
+    """Serve TinyMoE on a free loopback port, talk to it, show what became W2.
 
     Args:
         output: where to show it.
         keep: serve on until Ctrl-C.
 
     Raises:
-        MoetError: anything failed; also an answer without tokens.
+        MoetError: anything failed; also an answer without tokens, or a tool that is not called.
     """
     vllm = installed_vllm()
     recipe = "demo-gpu" if vllm is not None and not vllm.cpu else "demo"
     plan = resolve(recipe, ["port=0"])
     run_checks(plan)
     with running(plan, output) as server:
-        answers = server.watch(lambda: _ask(server.launch.url))
-        for kind, answer in answers.items():
-            if answer.completion_tokens < 1:
-                raise MoetError(f"The {kind} answer has no tokens: {answer}.")
-        _show(output, server, answers)
+        talk = server.watch(lambda: _talk(server.launch.url))
+        _show(output, server, talk)
         if keep:
             output.say(f"serving at {server.launch.url}/v1 until Ctrl-C")
             server.wait()
 
 
-def _ask(url: str) -> dict[str, Answer]:
+def _talk(url: str) -> Talk:
     with Client(url) as client:
-        return {
-            "completion": client.complete(PROMPT, MAX_TOKENS),
-            "chat": client.chat(QUESTION, MAX_TOKENS),
-        }
+        completion = client.complete(PROMPT, MAX_TOKENS)
+        answer = client.converse([{"role": "user", "content": QUESTION}], [], MAX_TOKENS).text
+        if completion.completion_tokens < 1 or not answer:
+            raise MoetError(f"An answer has no tokens: {completion}, {answer!r}.")
+        return Talk(completion, Exchange(QUESTION, answer), _round_trip(client))
 
 
-def _show(output: Output, server: Server, answers: dict[str, Answer]) -> None:
+def _round_trip(client: Client) -> ToolCall:
+    """Ask for something that needs the tool, and hand the tool's result back."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": ERRAND}]
+    asked = client.converse(messages, [TOOL], MAX_TOKENS)
+    if len(asked.calls) != 1:
+        raise MoetError(
+            f"The model was to call get_weather once; it made {len(asked.calls)} calls and said "
+            f"{asked.text!r}."
+        )
+    ((call_id, name, arguments),) = asked.calls
+    function = {"name": name, "arguments": arguments}
+    call = {"id": call_id, "type": "function", "function": function}
+    result = json.dumps(WEATHER)
+    messages += [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call_id, "content": result},
+    ]
+    reply = client.converse(messages, [TOOL], MAX_TOKENS).text
+    return ToolCall(ERRAND, name, arguments, result, reply)
+
+
+def _show(output: Output, server: Server, talk: Talk) -> None:
     converted = [event for _, event in sorted(server.converted.items())]
     data = {
         "event": "demo",
         "url": server.launch.url,
         "log": str(server.launch.log),
         "seconds_to_ready": round(server.seconds_to_ready, 3),
-        "answers": {kind: _answer_as_data(answer) for kind, answer in answers.items()},
+        "completion": _answer_as_data(talk.completion),
+        "chat": talk.chat,
+        "tool_call": talk.tool_call,
         "converted": converted,
-        "note": NOISE,
     }
-    output.result(data, *_answers_as_text(answers), "", NOISE, "", converted_table(converted))
+    output.result(data, *_talk_as_text(talk), "", converted_table(converted))
 
 
 def _answer_as_data(answer: Answer) -> dict[str, Any]:
@@ -81,12 +141,23 @@ def _answer_as_data(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _answers_as_text(answers: dict[str, Answer]) -> Iterable[str]:
-    for kind, answer in answers.items():
-        yield ""
-        yield f"{kind}: {answer.prompt}"
-        yield f"  {printable(answer.text)!r}"
-        yield f"  {answer.completion_tokens} tokens, {answer.rate:.1f} tokens/s"
+def _talk_as_text(talk: Talk) -> Iterable[str]:
+    answer, call = talk.completion, talk.tool_call
+    yield ""
+    yield f"completion of {answer.prompt!r}:"
+    yield f"  {printable(answer.text)!r}"
+    yield f"  {answer.completion_tokens} tokens, {answer.rate:.1f} tokens/s"
+    for who, words in (
+        ("", ""),
+        ("user", talk.chat.question),
+        ("assistant", talk.chat.answer),
+        ("", ""),
+        ("user", call.request),
+        ("assistant calls", f"{call.name} {call.arguments}"),
+        ("tool", call.result),
+        ("assistant", call.reply),
+    ):
+        yield f"{who}: {printable(words)}" if who else ""
 
 
 def converted_table(converted: list[Converted]) -> Table:

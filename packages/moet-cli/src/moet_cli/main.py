@@ -117,7 +117,7 @@ def serve(output: Output, target: str, settings: Sequence[str], dry_run: bool) -
 @_command(cli, "demo")
 @click.option("--keep", is_flag=True, help="Serve on until Ctrl-C.")
 def demo(output: Output, keep: bool) -> None:
-    """Talk to a small random model with 2-bit experts: no GPU, no download."""
+    """Talk to TinyMoE, a small trained model, with 2-bit experts: no GPU, no download."""
     from moet_cli.demo import run_demo
 
     run_demo(output, keep=keep)

@@ -9,6 +9,7 @@ FAKE_MODE is a comma-separated list of:
     half            reports only the first of two ranks' experts
     unconverted     reports no experts
     no-step         is healthy, but cannot compute
+    no-call         never calls a tool
     dies-later      reports a dead worker at the second request, and leaves the request hanging
     stubborn        ignores SIGTERM and SIGINT
     family          has descendants that left its session and whose parent is gone
@@ -52,6 +53,8 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(600)
         if request.get("stream"):
             self.stream(request, chat="chat" in self.path)
+        elif "messages" in request:
+            self.answer(200, {"choices": [chat_choice(request)], "usage": usage(request)})
         else:
             choices = [{"index": 0, "text": "a", "finish_reason": "length"}]
             self.answer(200, {"choices": choices, "usage": usage(request)})
@@ -81,6 +84,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format, *args):  # noqa: A002 - the base class's name
         pass
+
+
+def chat_choice(request):
+    """Call the first tool offered, unless asked about its result or in mode no-call."""
+    message = {"role": "assistant", "content": "words"}
+    if request.get("tools") and request["messages"][-1]["role"] == "user":
+        name = request["tools"][0]["function"]["name"]
+        call = {"name": name, "arguments": json.dumps({"city": "Lisbon"})}
+        if "no-call" not in MODES:
+            message["content"] = None
+            message["tool_calls"] = [{"id": "call-1", "type": "function", "function": call}]
+    return {"index": 0, "message": message, "finish_reason": "stop"}
 
 
 def usage(request):
