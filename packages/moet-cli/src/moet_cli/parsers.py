@@ -18,7 +18,7 @@ def bench_parsers(output: Output, runs: int, out: Path | None, force: bool) -> N
     Raises:
         MoetError: the result file exists and may not be replaced.
     """
-    from moet_vllm.parsers import bench
+    from moet_vllm.parsers.bench import NOTES, measure_parsers
 
     started = datetime.now(UTC)
     path = out or Path(f"moet-bench-parsers-{started:%Y%m%dT%H%M%SZ}.json")
@@ -27,7 +27,7 @@ def bench_parsers(output: Output, runs: int, out: Path | None, force: bool) -> N
             f"The result file {path} exists already; name another file, or pass --force to "
             "replace it."
         )
-    found = bench.bench_parsers(runs, output.say)
+    found = measure_parsers(runs, output.say)
     result = Result(
         kind="parsers",
         started=started,
@@ -37,7 +37,7 @@ def bench_parsers(output: Output, runs: int, out: Path | None, force: bool) -> N
         machine=describe_machine(),
         command=Command(argv=("moet", *sys.argv[1:])),
         measurements=tuple(found),
-        notes=bench.NOTES,
+        notes=NOTES,
     )
     write_result(path, result, force=force)
     rows = [(m.name, m.unit, *(f"{x:,.4g}" for x in (m.median, m.min, m.max))) for m in found]

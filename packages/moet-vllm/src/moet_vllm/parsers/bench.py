@@ -9,7 +9,7 @@ from moet_vllm.parsers.parser import Parser, ToolChoice
 from moet_vllm.parsers.schema import read_tools
 from moet_vllm.parsers.thinking import Thinking
 
-__all__ = ["NOTES", "bench_parsers", "replies"]
+__all__ = ["NOTES", "measure_parsers", "replies"]
 
 DELTA = 4  # characters, about a token
 SIZES = (25_000, 400_000)
@@ -78,7 +78,7 @@ def seconds_a_delta(grammar: Grammar, text: str) -> float:
     return (time.process_time() - started) / len(pieces)
 
 
-def bench_parsers(
+def measure_parsers(
     runs: int, say: Callable[[str], None], families: Sequence[str] = tuple(FAMILIES)
 ) -> list[Measurement]:
     """Measure every family.
