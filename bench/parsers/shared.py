@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from moet_cli.machine import describe_machine, find_commit, installed_versions
-from moet_core.results import Command, Measurement, Result, write_result
+from moet_core.results import Measurement, Result, recorded_command, write_result
 
 __all__ = ["write"]
 
@@ -26,7 +26,7 @@ def write(
         commit=find_commit(),
         versions=installed_versions(),
         machine=describe_machine(),
-        command=Command(argv=tuple(sys.argv)),
+        command=recorded_command(sys.argv),
         measurements=tuple(measurements),
         notes=tuple(notes),
     )

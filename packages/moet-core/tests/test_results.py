@@ -1,4 +1,5 @@
 import json
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from moet_core.results import (
     Result,
     measurement,
     read_result,
+    recorded_command,
     write_result,
 )
 
@@ -108,3 +110,12 @@ class TestRefusals:
         (tmp_path / "r.json").write_text("{")
         with pytest.raises(ConfigError, match="is not a result file"):
             read_result(tmp_path / "r.json")
+
+
+def test_a_recorded_command_does_not_name_this_machine_s_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    argv = [f"{sys.prefix}/bin/moet", "--out", f"{tmp_path}/r.json", "/home/somebody/models/x"]
+    found = recorded_command(argv, [f"{sys.prefix}/bin/python3", "-m", "server", "--port", "1"])
+    assert found.argv == ("moet", "--out", "r.json", "~/models/x")
+    assert found.server == ("python3", "-m", "server", "--port", "1")

@@ -19,7 +19,7 @@ from moet_cli.plan import Plan
 from moet_cli.recipe import load_suite
 from moet_cli.supervise import Server
 from moet_core.errors import ConfigError
-from moet_core.results import Command, Measurement, Result, measurement, write_result
+from moet_core.results import Measurement, Result, measurement, recorded_command, write_result
 
 __all__ = ["Target", "bench_codecs", "bench_run", "finish", "result_path", "run_result"]
 
@@ -113,7 +113,7 @@ def run_result(
         commit=find_commit(),
         versions=installed_versions(),
         machine=describe_machine(),
-        command=Command(argv=tuple(sys.argv), server=server),
+        command=recorded_command(sys.argv, server),
         measurements=tuple(measurements),
         notes=notes,
     )

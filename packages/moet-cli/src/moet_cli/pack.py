@@ -17,7 +17,7 @@ from rich.text import Text
 from moet_cli.machine import describe_machine, find_commit, installed_versions
 from moet_cli.output import Output, make_table
 from moet_core.errors import ConfigError
-from moet_core.results import Command, Result, write_result
+from moet_core.results import Result, recorded_command, write_result
 
 if TYPE_CHECKING:
     from moet_store.verify import Report
@@ -164,7 +164,7 @@ def run_bench(
         commit=find_commit(),
         versions=installed_versions() | _versions(fio),
         machine=describe_machine(),
-        command=Command(argv=("moet", *sys.argv[1:])),
+        command=recorded_command(("moet", *sys.argv[1:])),
         measurements=tuple(m for comparison in found for m in comparison.measurements),
         notes=tuple(
             f"{comparison.row_bytes / MIB:g} MiB rows: yardstick is {comparison.yardstick}; "

@@ -7,7 +7,7 @@ from pathlib import Path
 from moet_cli.machine import describe_machine, find_commit, installed_versions
 from moet_cli.output import Output, make_table
 from moet_core.errors import ConfigError
-from moet_core.results import Command, Result, write_result
+from moet_core.results import Result, recorded_command, write_result
 
 __all__ = ["bench_parsers"]
 
@@ -35,7 +35,7 @@ def bench_parsers(output: Output, runs: int, out: Path | None, force: bool) -> N
         commit=find_commit(),
         versions=installed_versions(),
         machine=describe_machine(),
-        command=Command(argv=("moet", *sys.argv[1:])),
+        command=recorded_command(("moet", *sys.argv[1:])),
         measurements=tuple(found),
         notes=NOTES,
     )

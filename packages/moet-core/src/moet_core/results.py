@@ -6,6 +6,7 @@ that a reader can check the summary, and is never overwritten by accident.
 
 import os
 import statistics
+import sys
 import tempfile
 from collections.abc import Sequence
 from datetime import datetime
@@ -24,6 +25,7 @@ __all__ = [
     "Result",
     "measurement",
     "read_result",
+    "recorded_command",
     "write_result",
 ]
 
@@ -110,6 +112,28 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def __post_init__(self) -> None:
         if self.started.tzinfo is None or self.finished.tzinfo is None:
             raise ValueError("started and finished need a time zone (UTC)")
+
+
+def recorded_command(argv: Sequence[str], server: Sequence[str] | None = None) -> Command:
+    """Return command lines as a reader can repeat them, without this machine's own folders.
+
+    Programs of the running environment lose their folder, the current folder becomes relative,
+    the home folder `~` and the folder for temporary files `TMP`.
+    """
+
+    def portable(word: str) -> str:
+        for folder, name in (
+            (f"{sys.prefix}/bin/", ""),
+            (f"{Path.cwd()}/", ""),
+            (str(Path.home()), "~"),
+            (tempfile.gettempdir(), "TMP"),
+        ):
+            if len(folder) > 1:  # never take a home of "/" out of every path
+                word = word.replace(folder, name)
+        return word
+
+    words = tuple(portable(word) for word in argv)
+    return Command(words, None if server is None else tuple(portable(word) for word in server))
 
 
 def measurement(name: str, unit: str, samples: Sequence[float]) -> Measurement:
