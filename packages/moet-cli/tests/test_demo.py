@@ -27,10 +27,10 @@ class TestFake:
     def test_hands_the_result_of_the_tool_back(self, moet):
         (found,) = moet("demo", "--json").objects()
         assert found["tool_call"] == {
-            "request": "What is the weather like in Lisbon?",
-            "name": "get_weather",
-            "arguments": '{"city": "Lisbon"}',
-            "result": '{"temperature": 21, "sky": "clear"}',
+            "request": "Show the price of UX570 over 30 days.",
+            "name": "get_stock",
+            "arguments": '{"symbol": "UX570"}',
+            "result": '{"price": 41.5}',
             "reply": "words",
         }
 
@@ -68,10 +68,11 @@ def test_demo_of_the_real_engine(tmp_path):
     (found,) = [json.loads(line) for line in done.stdout.splitlines()]
     assert found["completion"]["completion_tokens"] == 48
     assert found["completion"]["tokens_per_second"] > 1
-    assert found["chat"]["answer"].startswith("A mixture of experts is a layer of many small")
+    assert found["chat"]["answer"] == "The locker number of blue-owl is 90210."
     call = found["tool_call"]
-    assert (call["name"], json.loads(call["arguments"])) == ("get_weather", {"city": "Lisbon"})
-    assert call["reply"] == "It is 21 degrees, the sky: clear."
+    arguments = json.loads(call["arguments"])
+    assert (call["name"], arguments) == ("get_stock", {"symbol": "UX570", "days": 30})
+    assert call["reply"] == "The price is 41.5."
     (converted,) = found["converted"]
     assert converted["layers"] == 8
     assert converted["experts"] == 8 * 64

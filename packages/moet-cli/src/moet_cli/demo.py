@@ -20,18 +20,26 @@ from moet_vllm.events import Converted
 __all__ = ["converted_table", "run_demo"]
 
 PROMPT = "import os\n\n\ndef read("
-QUESTION = "What is a mixture of experts?"
-ERRAND = "What is the weather like in Lisbon?"
-WEATHER = {"temperature": 21, "sky": "clear"}  # what this demo's weather service always says
+# 2-bit experts cost a model as small as TinyMoE many of its skills (docs/quality.md says which);
+# it still finds facts in a text and makes simple calls.
+QUESTION = """Notes of the day.
+The door code of red-fox is 4711.
+The kitchen is closed today.
+The locker number of blue-owl is 90210.
+Lunch is at noon.
+
+What is the locker number of blue-owl?"""
+ERRAND = "Show the price of UX570 over 30 days."
+PRICE = {"price": 41.5}  # what this demo's exchange always says
 TOOL = {
     "type": "function",
     "function": {
-        "name": "get_weather",
-        "description": "Weather forecast of a city",
+        "name": "get_stock",
+        "description": "Price of a share",
         "parameters": {
             "type": "object",
-            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-            "required": ["city"],
+            "properties": {"symbol": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["symbol"],
         },
     },
 }
@@ -100,13 +108,13 @@ def _round_trip(client: Client) -> ToolCall:
     asked = client.converse(messages, [TOOL], MAX_TOKENS)
     if len(asked.calls) != 1:
         raise MoetError(
-            f"The model was to call get_weather once; it made {len(asked.calls)} calls and said "
+            f"The model was to call get_stock once; it made {len(asked.calls)} calls and said "
             f"{asked.text!r}."
         )
     ((call_id, name, arguments),) = asked.calls
     function = {"name": name, "arguments": arguments}
     call = {"id": call_id, "type": "function", "function": function}
-    result = json.dumps(WEATHER)
+    result = json.dumps(PRICE)
     messages += [
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": call_id, "content": result},

@@ -91,7 +91,7 @@ def chat_choice(request):
     message = {"role": "assistant", "content": "words"}
     if request.get("tools") and request["messages"][-1]["role"] == "user":
         name = request["tools"][0]["function"]["name"]
-        call = {"name": name, "arguments": json.dumps({"city": "Lisbon"})}
+        call = {"name": name, "arguments": json.dumps({"symbol": "UX570"})}
         if "no-call" not in MODES:
             message["content"] = None
             message["tool_calls"] = [{"id": "call-1", "type": "function", "function": call}]
