@@ -43,7 +43,7 @@ class _Order:
         self.totals = np.add.reduceat(counts, starts)
         self.kinds = np.diff(np.r_[starts, len(grams)])
         ones, twos = (counts == 1).sum(), (counts == 2).sum()
-        self.discount = ones / (ones + 2 * twos)
+        self.discount = ones / max(1, ones + 2 * twos)
 
     def interpolate(self, asked: Grams, lower: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the probability of each n-gram's last token, given that of the order below."""

@@ -6,8 +6,9 @@ A page holds blocks of the form
     ...
     <!-- end -->
 
-and everything between the two lines is written by `render_page`. `stale_pages` finds pages whose
-blocks do not say what the files say.
+and everything between the two lines is written by `render_page`. `compared from FILE FILE...`
+instead of `rendered from FILE` gives one table with a column of medians for each file.
+`stale_pages` finds pages whose blocks do not say what the files say.
 """
 
 import re
@@ -16,11 +17,13 @@ from pathlib import Path
 from moet_core.errors import ConfigError
 from moet_core.results import Measurement, Result, read_result
 
-__all__ = ["render_page", "result_table", "stale_pages"]
+__all__ = ["comparison_table", "render_page", "result_table", "stale_pages"]
 
 _BLOCK = re.compile(
-    r"^<!-- rendered from (?P<file>\S+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL
+    r"^<!-- (?P<how>rendered|compared) from (?P<files>[^\n]+?) -->\n.*?^<!-- end -->$",
+    re.MULTILINE | re.DOTALL,
 )
+_START = re.compile(r"^<!-- (?:rendered|compared) from ", re.MULTILINE)
 
 
 def render_page(page: str, root: Path) -> str:
@@ -33,16 +36,19 @@ def render_page(page: str, root: Path) -> str:
     Raises:
         ConfigError: a block without an end, or a result file that cannot be read.
     """
-    if page.count("<!-- rendered from ") != len(_BLOCK.findall(page)):
+    if len(_START.findall(page)) != len(_BLOCK.findall(page)):
         raise ConfigError(
             "A block '<!-- rendered from FILE -->' has no '<!-- end -->' on a line of its own."
         )
 
     def block(found: re.Match[str]) -> str:
-        name = found["file"]
-        return (
-            f"<!-- rendered from {name} -->\n{result_table(read_result(root / name))}<!-- end -->"
-        )
+        names = found["files"].split()
+        results = {Path(name).stem: read_result(root / name) for name in names}
+        if found["how"] == "compared":
+            table = comparison_table(results)
+        else:
+            table = "\n".join(result_table(result) for result in results.values())
+        return f"<!-- {found['how']} from {found['files']} -->\n{table}<!-- end -->"
 
     return _BLOCK.sub(block, page)
 
@@ -68,6 +74,17 @@ def result_table(result: Result) -> str:
         f"Measured {result.started:%Y-%m-%d} on {what}; {versions}; commit {commit}.",
         *result.notes,
     ]
+    return "\n".join(lines) + "\n"
+
+
+def comparison_table(results: dict[str, Result]) -> str:
+    """Return the medians of several results, by their names, side by side as Markdown."""
+    columns = [{found.name: found for found in result.measurements} for result in results.values()]
+    names = {name: found.unit for column in columns for name, found in column.items()}
+    lines = ["| what | " + " | ".join(results) + " |", "|---|" + "---:|" * len(results)]
+    for name, unit in names.items():
+        cells = [_number(c[name].median) if name in c else "" for c in columns]
+        lines.append(f"| {name} ({unit}) | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
