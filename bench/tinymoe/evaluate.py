@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor
 
 from tinymoe.model import TinyMoe

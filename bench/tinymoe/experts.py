@@ -8,7 +8,7 @@ expert and masks, which is the plainest truth and fast enough for small batches.
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor
 
 __all__ = ["dense", "grouped"]

@@ -1,6 +1,6 @@
 """Write the held-out sets that ship with the checkpoint, for `moet bench quality`.
 
-    python -m tinymoe.heldout WORK TEXTS --out FILE
+python -m tinymoe.heldout WORK TEXTS --out FILE
 """
 
 import argparse
@@ -26,7 +26,7 @@ def cases(filler: list[str], seed: int) -> list[dict[str, Any]]:
     random = Random(f"quality:{seed}")
     found = []
     for kind, count in COUNTS.items():
-        for index in range(count):
+        for _ in range(count):
             characters = random.randint(2500, 4500) if kind == "needle" else 0
             item = generator(kind, filler, characters)(random, evaluation=True)
             *messages, last = item["messages"]
@@ -46,7 +46,8 @@ def texts(work: Path, held_out: dict[str, list[str]], seed: int) -> list[dict[st
     random = Random(f"texts:{seed}")
     found = []
     for context, count, size in (
-        ("short", SHORT_TEXTS, SHORT_TOKENS), ("2k", LONG_TEXTS, LONG_TOKENS)
+        ("short", SHORT_TEXTS, SHORT_TOKENS),
+        ("2k", LONG_TEXTS, LONG_TOKENS),
     ):
         candidates = [text for text in held_out["python"] if len(text) > 6 * size]
         for text in random.sample(candidates, count):

@@ -99,8 +99,14 @@ def main() -> None:
     held_out = held_out[: min(len(held_out), args.rows * args.length)]
     bits = -model.log2(held_out)
     text = len(tokenizer.decode(held_out[4:].tolist()).encode())
-    found = {"order": 5, "bits_per_byte": bits.sum() / text, "tokens": len(bits), "bytes": text,
-             "perplexity": 2 ** float(bits.mean()), "nats": float(bits.mean()) * math.log(2)}
+    found = {
+        "order": 5,
+        "bits_per_byte": bits.sum() / text,
+        "tokens": len(bits),
+        "bytes": text,
+        "perplexity": 2 ** float(bits.mean()),
+        "nats": float(bits.mean()) * math.log(2),
+    }
     print(json.dumps(found))
 
 

@@ -102,7 +102,8 @@ def main() -> None:
         ranked = loads.sort(-1, descending=True)[0] / loads.sum(-1, keepdim=True)
         measured += [
             measurement(
-                f"routings of the top {share:.0%} of experts, {kind}", "fraction, by layer",
+                f"routings of the top {share:.0%} of experts, {kind}",
+                "fraction, by layer",
                 ranked[:, : round(share * shape.experts)].sum(1).tolist(),
             )
             for share in SHARES
@@ -114,9 +115,14 @@ def main() -> None:
     measured.append(measurement("experts that no text used", "experts, by layer", unused))
     measured.append(measurement("bits per byte of a 5-gram model, python", "bits", [args.ngram]))
     result = Result(
-        kind="tinymoe", started=started, finished=datetime.now(UTC), commit=find_commit(),
-        versions=installed_versions(), machine=describe_machine(),
-        command=Command(argv=tuple(sys.argv)), measurements=tuple(measured),
+        kind="tinymoe",
+        started=started,
+        finished=datetime.now(UTC),
+        commit=find_commit(),
+        versions=installed_versions(),
+        machine=describe_machine(),
+        command=Command(argv=tuple(sys.argv)),
+        measurements=tuple(measured),
         notes=(
             "plain torch on the checkpoint's own values; layers in order, the MTP layer last",
             "a draft counts as accepted if it is the model's own first choice (greedy), the text "

@@ -22,7 +22,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor
 
 from tinymoe.chat import render
@@ -223,10 +223,10 @@ def run(work: Path, out: Path, shape: Shape, args: argparse.Namespace) -> TinyMo
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.manual_seed(args.seed)
     out.mkdir(parents=True, exist_ok=True)
-    log = (out / "log.jsonl").open("a")
 
     def report(**found: Any) -> None:
-        print(json.dumps(found), file=log, flush=True)
+        with (out / "log.jsonl").open("a") as log:
+            log.write(json.dumps(found) + "\n")
         print(
             {
                 k: round(v, 4) if isinstance(v, float) else v

@@ -161,9 +161,15 @@ def main() -> None:
         "a unit is the scale of a weight's block of 32; errors are against e2m1 on the same scales",
     )
     result = Result(
-        kind="codebooks", started=started, finished=datetime.now(UTC), commit=find_commit(),
-        versions=installed_versions(), machine=describe_machine(),
-        command=Command(argv=tuple(sys.argv)), measurements=tuple(measured), notes=notes,
+        kind="codebooks",
+        started=started,
+        finished=datetime.now(UTC),
+        commit=find_commit(),
+        versions=installed_versions(),
+        machine=describe_machine(),
+        command=Command(argv=tuple(sys.argv)),
+        measurements=tuple(measured),
+        notes=notes,
     )
     write_result(args.result, result, force=True)
     for found in measured:

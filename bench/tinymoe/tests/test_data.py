@@ -4,7 +4,6 @@ from random import Random
 import jinja2
 import numpy as np
 import pytest
-
 from tinymoe.chat import TEMPLATE, render
 from tinymoe.data import generator
 from tinymoe.ngram import KneserNey
@@ -17,7 +16,7 @@ TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "array
 
 @pytest.fixture(scope="module")
 def template():
-    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)  # noqa: S701 - no HTML
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     return environment.from_string(TEMPLATE)
 

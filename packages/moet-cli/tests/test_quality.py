@@ -2,9 +2,9 @@ import math
 
 import pytest
 
+from moet_cli.plan import resolve
 from moet_cli.quality import compare, serving_settings
 from moet_cli.quality_client import Answered, Collected, Scored, _is_call
-from moet_cli.plan import resolve
 from moet_vllm.tinymoe import held_out
 
 
@@ -56,6 +56,9 @@ def test_the_held_out_sets_hold_every_skill():
     questions = held_out()
     skills = [case.skill for case in questions.cases]
     assert {s: skills.count(s) for s in set(skills)} == {
-        "arithmetic": 200, "needle": 60, "tool_calls": 150, "chat": 60
+        "arithmetic": 200,
+        "needle": 60,
+        "tool_calls": 150,
+        "chat": 60,
     }
     assert {text.context for text in questions.texts} == {"short", "2k"}

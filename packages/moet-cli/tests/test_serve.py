@@ -1,8 +1,8 @@
 """`moet serve` as users run it: a process of its own, its output, its exit code."""
 
 import json
-import re
 import os
+import re
 import signal
 import socket
 

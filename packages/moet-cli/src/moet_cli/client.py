@@ -99,7 +99,7 @@ class Client:
             found = self._openai.chat.completions.create(
                 model=self._settings["model"],
                 temperature=0,
-                messages=messages,  # type: ignore[arg-type]
+                messages=messages,
                 max_tokens=max_tokens,
                 **settings,
             )

@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from moet_cli.interrupts import Interrupted, raising
+from moet_cli.kernels import kernels
 from moet_cli.machine import find_commit, installed_versions
 from moet_cli.nearest import unknown_name
 from moet_cli.output import Output, make_table
@@ -232,6 +233,9 @@ def bench_quality(
 
     wanted = benchmarks.Target(out, force)
     quality.bench_quality(output, target, settings, reference, wanted)
+
+
+cli.add_command(kernels)
 
 
 def _resolve(target: str, settings: Sequence[str]) -> Any:

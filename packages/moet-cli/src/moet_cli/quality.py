@@ -125,13 +125,13 @@ def _text_figures(suffix: str, pairs: Sequence[tuple[Scored, Scored]]) -> list[M
     return [
         measurement(f"kl{suffix}", "nats per token", [float(kl)]),
         measurement(f"top1_agreement{suffix}", "fraction", [float(agreement)]),
-        measurement(f"bits_per_byte{suffix}", "bits", [bits_per_byte(np.concatenate(actual), size)]),
+        measurement(
+            f"bits_per_byte{suffix}", "bits", [bits_per_byte(np.concatenate(actual), size)]
+        ),
     ]
 
 
-def _served(
-    output: Output, plan: Plan, questions: HeldOut
-) -> tuple[Collected, tuple[str, ...]]:
+def _served(output: Output, plan: Plan, questions: HeldOut) -> tuple[Collected, tuple[str, ...]]:
     """Serve a plan, ask everything, stop; return the replies and the server's command line."""
     run_checks(plan)
     launch = make_launch(plan, output)

@@ -87,7 +87,7 @@ def _ask(client: openai.OpenAI, model: str, case: Case) -> Answered:
     settings: dict[str, Any] = {"tools": case.tools, "tool_choice": "auto"} if case.tools else {}
     reply = client.chat.completions.create(
         model=model,
-        messages=case.messages,  # type: ignore[arg-type]
+        messages=case.messages,
         temperature=0,
         max_tokens=MAX_TOKENS,
         **settings,
@@ -138,4 +138,3 @@ def _score(client: openai.OpenAI, model: str, text: Text) -> Scored:
         ids.append([int(key) for key, _ in ranked])
         logprobs.append([value["logprob"] for _, value in ranked])
     return Scored(text.context, len(text.text.encode()), actual, ids, logprobs)
-

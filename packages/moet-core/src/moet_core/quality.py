@@ -1,4 +1,4 @@
-"""What quantisation does to a model's answers, in numbers; plain functions of what servers report."""
+"""What quantisation does to a model: plain functions of what servers report."""
 
 import math
 import re
