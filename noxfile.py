@@ -4,6 +4,7 @@
     nox -s tests     every package's tests
     nox -s lint      ruff, mypy, the import direction and the documentation checks
     nox -s alone     each package's tests in a fresh environment that holds nothing else
+    nox -s sass      learn the SASS tables anew and test the assembler against ptxas and nvdisasm
     nox -s bench     a quick benchmark of the demo recipe
     nox -s gpu       the tests that need an NVIDIA GPU
 
@@ -38,6 +39,12 @@ TORCH = ("torch==2.11.0", "torchvision==0.26.0", "torchaudio==2.11.0")
 CPU_WHEEL_REPLACED = ("torch", "torchvision", "torchaudio", "intel-openmp")
 CPU_CONSTRAINTS = ROOT / "packages/moet-vllm/constraints-cpu.txt"
 TEST_TOOLS = ("pytest>=8.3", "hypothesis>=6.100", "psutil>=5.9")
+SASS_TOOLS = (
+    "nvidia-cuda-nvcc==13.*",
+    "nvidia-cuda-nvdisasm==13.*",
+    "nvidia-cuda-cuobjdump==13.*",
+    "nvidia-cuda-cccl==13.*",
+)
 LINT_TOOLS = (
     "ruff==0.17.6",
     "mypy==2.4.1",
@@ -185,6 +192,22 @@ def alone(session: nox.Session, package: str) -> None:
     tests_of = str(ROOT / "packages" / package / "tests")
     run(session, str(python), "-m", "pytest", tests_of, *session.posargs)
     shutil.rmtree(ENVS / "alone")
+
+
+@nox.session
+def sass(session: nox.Session) -> None:
+    """Learn the SASS tables anew, compare with the committed ones, and test the toolchain."""
+    folder = ENVS / "sass"
+    stamp_file, python = folder / "moet-stamp", folder / "bin/python"
+    stamp = stamp_of(*SASS_TOOLS, *TEST_TOOLS)
+    if not stamp_file.exists() or stamp_file.read_text() != stamp:
+        python = fresh_env(folder)
+        pip(python, *SASS_TOOLS, *TEST_TOOLS, "numpy>=1.26", "msgspec>=0.18")
+        # The toolchain needs no torch, so moet-kernels comes without its dependencies.
+        pip(python, "--no-deps", *editable("moet-core", "moet-kernels"))
+        stamp_file.write_text(stamp)
+    args = session.posargs or ["packages/moet-kernels/tests/sass"]
+    run(session, str(python), "-m", "pytest", *args)
 
 
 @nox.session

@@ -123,9 +123,7 @@ def _statements(
         address = 16 * index
         if text is None:
             raise SassError(f"The word {word:#034x} at {address:#x} is no instruction.")
-        statement = Statement(
-            parse(text, arch, base + address), text, address, Control.of(word)
-        )
+        statement = Statement(parse(text, arch, base + address), text, address, Control.of(word))
         for target in targets(statement):
             local = re.sub(rf"{target + base:#x}\b", hex(target), text)
             statement = msgspec.structs.replace(statement, text=local)

@@ -120,5 +120,7 @@ def _exits(program: Program, cubin: Cubin, kernel: str) -> Iterator[Finding]:
             data = attribute.payload
             listed = [int.from_bytes(data[i : i + 4], "little") for i in range(0, len(data), 4)]
             if sorted(listed) != sorted(program.exits):
-                message = f"the cubin lists EXITs at {listed}, the code has them at {program.exits}."
+                message = (
+                    f"the cubin lists EXITs at {listed}, the code has them at {program.exits}."
+                )
                 yield Finding("exits", 0, "", message)

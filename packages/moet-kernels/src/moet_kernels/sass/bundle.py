@@ -1,6 +1,7 @@
 """Make the bundle that `device.py` runs: cubins, cases, what the emulator gives, seeded faults."""
 
 import json
+import random
 import struct
 from pathlib import Path
 
@@ -28,8 +29,12 @@ _KERNELS = ("copy", "w2_gemm_bf16")
 _MODES = {"safe": safe, "tuned": tuned}
 
 
-def make_bundle(folder: Path) -> None:
+def make_bundle(folder: Path, fault_variants: tuple[str, ...] = ("twin", "tuned")) -> None:
     """Write a bundle for a GPU of compute capability 9.0.
+
+    Args:
+        folder: where to.
+        fault_variants: which variants of the kernels are given faults.
 
     Raises:
         ToolError: a program of the CUDA toolkit is missing.
@@ -58,9 +63,9 @@ def make_bundle(folder: Path) -> None:
         "cases": cases,
         "times": _times(),
         "one_ops": _one_ops(folder),
-        "faults": _faults(folder, programs, table, cases),
-        "fault_batch": 40,
-        "fault_seconds": 75,
+        "faults": _faults(folder, programs, table, cases, fault_variants),
+        "fault_batch": 12,
+        "fault_seconds": 50,
     }
     (folder / "plan.json").write_text(json.dumps(plan))
 
@@ -155,12 +160,16 @@ def _one_ops(folder: Path) -> dict:
 
 
 def _faults(
-    folder: Path, programs: dict[tuple[str, str], Program], table: Table, cases: list[dict]
+    folder: Path,
+    programs: dict[tuple[str, str], Program],
+    table: Table,
+    cases: list[dict],
+    variants: tuple[str, ...],
 ) -> list[dict]:
     first_case = {case["kernel"]: i for i, case in reversed(list(enumerate(cases)))}
     faults = []
     for (kernel, variant), program in programs.items():
-        if variant == "safe":
+        if variant not in variants:
             continue
         cubin = Cubin.open(folder / f"{kernel}.{variant}.cubin")
         code = cubin.section(f".text.{kernel}").fields[4]
@@ -185,4 +194,6 @@ def _faults(
                     "found": len(found),
                 }
             )
+    # Shuffled, so that a run that stops early has seen some of every kind.
+    random.Random(0).shuffle(faults)  # noqa: S311
     return faults

@@ -16,9 +16,21 @@ import msgspec
 
 from moet_kernels.sass.errors import SassError
 
-__all__ = ["CONTROL_MASK", "NO_SCOREBOARD", "SCOREBOARDS", "Control", "parse_control"]
+__all__ = [
+    "CONTROL_MASK",
+    "LONGEST_HELD",
+    "LONGEST_STALL",
+    "NO_SCOREBOARD",
+    "SCOREBOARDS",
+    "Control",
+    "parse_control",
+]
 
 SCOREBOARDS = 6
+# Compiled code of neither architecture has a longer stall, or holds a stall of 10. An H200 runs both;
+# the schedulers keep to what has precedent.
+LONGEST_STALL = 13
+LONGEST_HELD = 9
 NO_SCOREBOARD = 7
 _SHIFT = 105
 CONTROL_MASK = ((1 << 17) - 1) << _SHIFT

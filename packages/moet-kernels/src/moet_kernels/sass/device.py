@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ _LAUNCHES = 1000
 _FAULT_LAUNCHES = 12
 _FAULT_SECONDS = 20
 _TIMED = 20
+_PROCESSES = 6
 
 
 class Device:
@@ -31,7 +33,7 @@ class Device:
         context = self._check(driver.cuDevicePrimaryCtxRetain(self.device))
         self._check(driver.cuCtxSetCurrent(context))
 
-    def _check(self, result):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+    def _check(self, result):  # type: ignore[no-untyped-def]
         code, *values = result
         if int(code):
             raise RuntimeError(f"the driver returned {code!s}")
@@ -46,7 +48,7 @@ class Device:
         """CUDA version of the driver, 1000 * major + 10 * minor."""
         return int(self._check(self.driver.cuDriverGetVersion()))
 
-    def function(self, image: bytes, kernel: str):  # type: ignore[no-untyped-def] # noqa: ANN201
+    def function(self, image: bytes, kernel: str):  # type: ignore[no-untyped-def]
         """Load a kernel of a cubin."""
         module = self._check(self.driver.cuModuleLoadData(image))
         return self._check(self.driver.cuModuleGetFunction(module, kernel.encode()))
@@ -82,15 +84,13 @@ class Device:
         self._check(self.driver.cuMemcpyDtoH(data.ctypes.data, address, size))
         return data
 
-    def launch(self, function, grid, threads: int, parameters: bytes) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001
+    def launch(self, function, grid, threads: int, parameters: bytes) -> None:  # type: ignore[no-untyped-def]
         """Start a kernel; `parameters` as they lie in its parameter space."""
         import ctypes
 
         buffer = ctypes.create_string_buffer(parameters, len(parameters))
         size = ctypes.c_size_t(len(parameters))
-        extra = (ctypes.c_void_p * 5)(
-            1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 0
-        )
+        extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 0)
         self._check(
             self.driver.cuLaunchKernel(
                 function, *grid, threads, 1, 1, 0, 0, 0, ctypes.addressof(extra)
@@ -101,7 +101,7 @@ class Device:
         """Wait until all is done."""
         self._check(self.driver.cuCtxSynchronize())
 
-    def time(self, work, count: int) -> list[float]:  # type: ignore[no-untyped-def] # noqa: ANN001
+    def time(self, work, count: int) -> list[float]:  # type: ignore[no-untyped-def]
         """Microseconds of `count` runs of `work`, by device events."""
         events = [self._check(self.driver.cuEventCreate(0)) for _ in range(count + 1)]
         for _ in range(3):
@@ -137,7 +137,7 @@ class Case:
         for address, array in zip(self.inputs, self.arrays, strict=True):
             self.device.refill(address, array)
 
-    def run(self, function) -> np.ndarray:  # type: ignore[no-untyped-def] # noqa: ANN001
+    def run(self, function) -> np.ndarray:  # type: ignore[no-untyped-def]
         """Launch once over poisoned memory and return the output."""
         self.device.poison(self.out, self.size)
         self.device.launch(function, self.plan["grid"], self.plan["threads"], self.parameters)
@@ -152,7 +152,11 @@ def run_cases(device: Device, folder: Path, plan: dict) -> list[dict]:
         case = Case(device, folder, case_plan)
         for variant, file in plan["variants"][case_plan["kernel"]].items():
             function = device.function((folder / file).read_bytes(), case_plan["kernel"])
-            got = case.run(function)
+            try:
+                got = case.run(function)
+            except RuntimeError as error:
+                print(case_plan["name"], variant, error, flush=True)  # noqa: T201
+                return rows  # the context is lost
             row = {
                 "kernel": case_plan["kernel"],
                 "variant": variant,
@@ -163,7 +167,9 @@ def run_cases(device: Device, folder: Path, plan: dict) -> list[dict]:
             if case.reference is not None:
                 value = got.view(np.float32).astype(np.float64)
                 top = np.abs(case.reference).max()
-                row["relative_error"] = float(np.abs(value - case.reference.reshape(-1)).max() / top)
+                row["relative_error"] = float(
+                    np.abs(value - case.reference.reshape(-1)).max() / top
+                )
             if case_plan.get("repeat") and variant != "twin":
                 wrong = sum(bool((case.run(function) != got).any()) for _ in range(_LAUNCHES))
                 row["launches"], row["unequal_launches"] = _LAUNCHES, wrong
@@ -264,61 +270,76 @@ def run_fault_batch(folder: Path, plan: dict, start: int, stop: int) -> None:
 
 
 def run_faults(folder: Path, plan: dict, seconds: float) -> list[dict]:
-    """All faults, a new process after each that hangs or crashes."""
+    """All faults, in batches by several processes; what hangs or crashes costs its own process."""
+    begun, count, size = time.monotonic(), len(plan["faults"]), plan["fault_batch"]
+    batches = [(start, min(start + size, count)) for start in range(0, count, size)]
+
+    def work(batch: tuple[int, int]) -> dict[int, dict]:
+        outcomes: dict[int, dict] = {}
+        start, stop = batch
+        while start < stop and time.monotonic() - begun < seconds:
+            outcomes.update(_run_batch(folder, start, stop))
+            start = max(max(outcomes, default=start), start) + 1
+        return outcomes
+
+    with ThreadPoolExecutor(_PROCESSES) as pool:
+        found = [row for outcomes in pool.map(work, batches) for row in outcomes.values()]
+    return sorted(found, key=lambda row: row["fault"])
+
+
+def _run_batch(folder: Path, start: int, stop: int) -> dict[int, dict]:
+    command = [sys.executable, __file__, "--faults", str(folder), str(start), str(stop)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    ended = "crashed"
+    try:
+        said, _ = process.communicate(timeout=_FAULT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        said, _ = process.communicate()
+        ended = "hung"
     outcomes: dict[int, dict] = {}
-    begun, count = time.monotonic(), len(plan["faults"])
-    start = 0
-    while start < count and time.monotonic() - begun < seconds:
-        stop = min(start + plan["fault_batch"], count)
-        command = [sys.executable, __file__, "--faults", str(folder), str(start), str(stop)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        try:
-            said, _ = process.communicate(timeout=_FAULT_SECONDS)
-            ended = "crashed"
-        except subprocess.TimeoutExpired:
-            process.kill()
-            said, _ = process.communicate()
-            ended = "hung"
-        last = start - 1
-        for line in said.splitlines():
-            row = json.loads(line)
-            last = row["fault"]
-            if row["state"] == "done":
-                outcomes[last] = {"fault": last, "outcome": "wrong" if row["wrong"] else "same"}
-                outcomes[last]["wrong_launches"] = row["wrong"]
-            else:
-                outcomes[last] = {"fault": last, "outcome": ended}
-        start = max(last + 1, start + 1)
-    return [outcomes[index] for index in sorted(outcomes)]
+    for line in said.splitlines():
+        row = json.loads(line)
+        index = row["fault"]
+        outcomes[index] = {"fault": index, "outcome": ended}
+        if row["state"] == "done":
+            wrong = row["wrong"]
+            outcomes[index] |= {"outcome": "wrong" if wrong else "same", "wrong_launches": wrong}
+    return outcomes
+
+
+def run_section(name: str, folder: Path, out: Path) -> None:
+    """One part of the plan, in this process."""
+    plan = json.loads((folder / "plan.json").read_text())
+    if name == "faults":
+        result: object = run_faults(folder, plan, plan["fault_seconds"])
+    else:
+        device = Device()
+        if name == "cases":
+            result = run_cases(device, folder, plan)
+        elif name == "one_ops":
+            result, kept = run_one_ops(device, folder, plan)
+            np.savez_compressed(out / "one_ops_got.npz", **kept)
+        else:
+            result = {"gpu": device.name(), "driver_cuda": device.driver_version()}
+            result["rows"] = run_times(device, folder, plan)
+    (out / f"{name}.json").write_text(json.dumps(result, indent=1))
 
 
 def main(folder: Path, out: Path) -> None:
-    """Run all of a bundle and write what came out."""
-    plan = json.loads((folder / "plan.json").read_text())
+    """Run all of a bundle, each part in a process of its own, into one file a part."""
     out.mkdir(parents=True, exist_ok=True)
-    device = Device()
-    found = {"gpu": device.name(), "driver_cuda": device.driver_version(), "begun": time.time()}
-    steps = {
-        "cases": lambda: run_cases(device, folder, plan),
-        "one_ops": lambda: run_one_ops(device, folder, plan),
-        "times": lambda: run_times(device, folder, plan),
-        "faults": lambda: run_faults(folder, plan, plan["fault_seconds"]),
-    }
-    for name, step in steps.items():
-        try:
-            result = step()
-            if name == "one_ops":
-                result, kept = result
-                np.savez_compressed(out / "one_ops_got.npz", **kept)
-            found[name] = result
-        except Exception as error:  # noqa: BLE001 - one step must not lose the others
-            found[name] = {"error": f"{type(error).__name__}: {error}"}
-        found["ended"] = time.time()
-        (out / "device.json").write_text(json.dumps(found, indent=1))
-        print(name, "finished", round(time.time() - found["begun"], 1), "s", flush=True)  # noqa: T201
+    for name in ("cases", "one_ops", "times", "faults"):
+        begun = time.monotonic()
+        command = [sys.executable, __file__, "--section", name, str(folder), str(out)]
+        code = subprocess.run(command, check=False).returncode
+        print(name, "exit", code, f"{time.monotonic() - begun:.1f} s", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "--section":
+        run_section(sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]))
+        sys.exit()
     if sys.argv[1] == "--faults":
         bundle = Path(sys.argv[2])
         run_fault_batch(

@@ -4,12 +4,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from moet_kernels.sass.control import NO_SCOREBOARD, SCOREBOARDS, Control
+from moet_kernels.sass.control import LONGEST_HELD, NO_SCOREBOARD, SCOREBOARDS, Control
 from moet_kernels.sass.source import Program
 
 __all__ = ["SeededFault", "seeded_faults", "with_fault"]
-
-_HELD = 11
 
 
 class SeededFault(msgspec.Struct, frozen=True):
@@ -43,7 +41,7 @@ def seeded_faults(program: Program) -> Iterator[SeededFault]:
             yield SeededFault("read scoreboard dropped", index, dropped)
         for stall in sorted({1, control.stall // 2, control.stall - 1}):
             if 1 <= stall < control.stall:
-                shorter = msgspec.structs.replace(control, stall=stall, hold=stall <= _HELD)
+                shorter = msgspec.structs.replace(control, stall=stall, hold=stall <= LONGEST_HELD)
                 yield SeededFault("stall shortened", index, shorter)
 
 

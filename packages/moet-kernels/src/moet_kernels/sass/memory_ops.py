@@ -39,12 +39,10 @@ def _addresses(machine: Machine, file: File, operand: Operand, mask: Mask) -> ND
             total = total + np.uint64(value)
             continue
         name = part.split(".")[0]
-        wide = (
-            (name == "R"
-            and "64" in part)
-            or (name == "UR"
+        wide = (name == "R" and "64" in part) or (
+            name == "UR"
             and "global" not in part
-            and (operand.template.startswith("desc") and "R.64" not in template))
+            and (operand.template.startswith("desc") and "R.64" not in template)
         )
         if part not in ("R", "R.64", "UR", "R.U32"):
             raise machine.unsupported(f"the address {operand.template}")

@@ -79,7 +79,9 @@ def _mma(kind: str) -> str:
 
 
 def _shuffled(mode: str) -> str:
-    return f"and.b32 %e, %b, 31; shfl.sync.{mode}.b32 %d|%p, %a, %e, 0x1f, -1; selp.u32 %e, 1, 0, %p;"
+    return (
+        f"and.b32 %e, %b, 31; shfl.sync.{mode}.b32 %d|%p, %a, %e, 0x1f, -1; selp.u32 %e, 1, 0, %p;"
+    )
 
 
 def _funnel(a: Words, b: Words, c: Words) -> Words:
@@ -132,13 +134,19 @@ ONE_OPS: tuple[OneOp, ...] = (
     ),
     OneOp("not_b32", "not.b32 %d, %a;", truth=lambda a, b, c: ~a),
     OneOp("shl", "and.b32 %e, %b, 31; shl.b32 %d, %a, %e;", truth=lambda a, b, c: a << (b & 31)),
-    OneOp("shr_u32", "and.b32 %e, %b, 31; shr.u32 %d, %a, %e;", truth=lambda a, b, c: a >> (b & 31)),
+    OneOp(
+        "shr_u32", "and.b32 %e, %b, 31; shr.u32 %d, %a, %e;", truth=lambda a, b, c: a >> (b & 31)
+    ),
     OneOp(
         "shr_s32",
         "and.b32 %e, %b, 31; shr.s32 %d, %a, %e;",
         truth=lambda a, b, c: (_s(a) >> _s(b & 31)).view(np.uint32),
     ),
-    OneOp("shl_far", "and.b32 %e, %b, 63; shl.b32 %d, %a, %e;", truth=lambda a, b, c: _low(_w(a) << _w(b & 63)) * _flag((b & 63) < 32)),
+    OneOp(
+        "shl_far",
+        "and.b32 %e, %b, 63; shl.b32 %d, %a, %e;",
+        truth=lambda a, b, c: _low(_w(a) << _w(b & 63)) * _flag((b & 63) < 32),
+    ),
     OneOp("shf_l_wrap", "shf.l.wrap.b32 %d, %a, %b, %c;", truth=_funnel),
     OneOp(
         "shf_r_wrap",
@@ -188,42 +196,95 @@ ONE_OPS: tuple[OneOp, ...] = (
         "setp.lt.u32 %p, %a, %b; setp.gt.and.s32 %p, %b, %c, %p; selp.u32 %d, 1, 0, %p;",
         truth=lambda a, b, c: _flag((a < b) & (_s(b) > _s(c))),
     ),
-    OneOp("min_s32", "min.s32 %d, %a, %b;", truth=lambda a, b, c: np.minimum(_s(a), _s(b)).view(np.uint32)),
+    OneOp(
+        "min_s32",
+        "min.s32 %d, %a, %b;",
+        truth=lambda a, b, c: np.minimum(_s(a), _s(b)).view(np.uint32),
+    ),
     OneOp("max_u32", "max.u32 %d, %a, %b;", truth=lambda a, b, c: np.maximum(a, b)),
     OneOp("abs_s32", "abs.s32 %d, %a;", truth=lambda a, b, c: np.abs(_s(a)).view(np.uint32)),
     OneOp("popc", "popc.b32 %d, %a;", truth=lambda a, b, c: np.bitwise_count(a).astype(np.uint32)),
-    OneOp("clz", "clz.b32 %d, %a;", truth=lambda a, b, c: np.array([32 - int(v).bit_length() for v in a], np.uint32)),
-    OneOp("brev", "brev.b32 %d, %a;", truth=lambda a, b, c: np.array([int(f"{int(v):032b}"[::-1], 2) for v in a], np.uint32)),
-    OneOp("lds_u8", "st.shared.u32 [%s], %a; bar.sync 0; ld.shared.u8 %d, [%s+1];", truth=lambda a, b, c: a >> 8 & 255),
-    OneOp("lds_s16", "st.shared.u32 [%s], %a; bar.sync 0; ld.shared.s16 %d, [%s+2];", truth=lambda a, b, c: (_s(a) >> 16).view(np.uint32)),
-    OneOp("add_f32", "add.f32 %f0, %a, %b; mov.b32 %d, %f0;", truth=lambda a, b, c: _u(_f(a) + _f(b))),
-    OneOp("sub_f32_near", "add.f32 %f0, %a, %b; mov.b32 %d, %f0;", "floats", lambda a, b, c: _u(_f(a) + _f(b))),
-    OneOp("mul_f32", "mul.f32 %f0, %a, %b; mov.b32 %d, %f0;", truth=lambda a, b, c: _u(_f(a) * _f(b))),
+    OneOp(
+        "clz",
+        "clz.b32 %d, %a;",
+        truth=lambda a, b, c: np.array([32 - int(v).bit_length() for v in a], np.uint32),
+    ),
+    OneOp(
+        "brev",
+        "brev.b32 %d, %a;",
+        truth=lambda a, b, c: np.array([int(f"{int(v):032b}"[::-1], 2) for v in a], np.uint32),
+    ),
+    OneOp(
+        "lds_u8",
+        "st.shared.u32 [%s], %a; bar.sync 0; ld.shared.u8 %d, [%s+1];",
+        truth=lambda a, b, c: a >> 8 & 255,
+    ),
+    OneOp(
+        "lds_s16",
+        "st.shared.u32 [%s], %a; bar.sync 0; ld.shared.s16 %d, [%s+2];",
+        truth=lambda a, b, c: (_s(a) >> 16).view(np.uint32),
+    ),
+    OneOp(
+        "add_f32", "add.f32 %f0, %a, %b; mov.b32 %d, %f0;", truth=lambda a, b, c: _u(_f(a) + _f(b))
+    ),
+    OneOp(
+        "sub_f32_near",
+        "add.f32 %f0, %a, %b; mov.b32 %d, %f0;",
+        "floats",
+        lambda a, b, c: _u(_f(a) + _f(b)),
+    ),
+    OneOp(
+        "mul_f32", "mul.f32 %f0, %a, %b; mov.b32 %d, %f0;", truth=lambda a, b, c: _u(_f(a) * _f(b))
+    ),
     OneOp("fma_f32", "fma.rn.f32 %f0, %a, %b, %c; mov.b32 %d, %f0;"),
     OneOp("fma_f32_near", "fma.rn.f32 %f0, %a, %b, %c; mov.b32 %d, %f0;", "floats"),
     OneOp("add_ftz_f32", "add.ftz.f32 %f0, %a, %b; mov.b32 %d, %f0;"),
     OneOp("add_sat_f32", "add.sat.f32 %f0, %a, %b; mov.b32 %d, %f0;", "floats"),
-    OneOp("neg_abs_f32", "abs.f32 %f0, %a; neg.f32 %f1, %b; add.f32 %f0, %f0, %f1; mov.b32 %d, %f0;", truth=lambda a, b, c: _u(np.abs(_f(a)) - _f(b))),
+    OneOp(
+        "neg_abs_f32",
+        "abs.f32 %f0, %a; neg.f32 %f1, %b; add.f32 %f0, %f0, %f1; mov.b32 %d, %f0;",
+        truth=lambda a, b, c: _u(np.abs(_f(a)) - _f(b)),
+    ),
     OneOp("min_f32", "min.f32 %f0, %a, %b; mov.b32 %d, %f0;"),
     OneOp("max_f32", "max.f32 %f0, %a, %b; mov.b32 %d, %f0;"),
     OneOp("setp_lt_f32", _compare("lt", "f32"), truth=lambda a, b, c: _flag(_f(a) < _f(b))),
     OneOp("setp_ltu_f32", _compare("ltu", "f32"), truth=lambda a, b, c: _flag(~(_f(a) >= _f(b)))),
     OneOp("setp_neu_f32", _compare("neu", "f32"), truth=lambda a, b, c: _flag(_f(a) != _f(b))),
-    OneOp("setp_nan_f32", _compare("nan", "f32"), truth=lambda a, b, c: _flag(np.isnan(_f(a)) | np.isnan(_f(b)))),
+    OneOp(
+        "setp_nan_f32",
+        _compare("nan", "f32"),
+        truth=lambda a, b, c: _flag(np.isnan(_f(a)) | np.isnan(_f(b))),
+    ),
     OneOp("cvt_bf16x2", "cvt.rn.bf16x2.f32 %d, %a, %b;", "floats"),
     OneOp("cvt_f16x2", "cvt.rn.f16x2.f32 %d, %a, %b;", "floats"),
     OneOp("fma_f16x2", "fma.rn.f16x2 %d, %a, %b, %c;"),
-    OneOp("cvt_f32_s32", "cvt.rn.f32.s32 %f0, %a; mov.b32 %d, %f0;", truth=lambda a, b, c: _u(_s(a).astype(np.float32))),
-    OneOp("cvt_f32_u32", "cvt.rn.f32.u32 %f0, %a; mov.b32 %d, %f0;", truth=lambda a, b, c: _u(a.astype(np.float32))),
+    OneOp(
+        "cvt_f32_s32",
+        "cvt.rn.f32.s32 %f0, %a; mov.b32 %d, %f0;",
+        truth=lambda a, b, c: _u(_s(a).astype(np.float32)),
+    ),
+    OneOp(
+        "cvt_f32_u32",
+        "cvt.rn.f32.u32 %f0, %a; mov.b32 %d, %f0;",
+        truth=lambda a, b, c: _u(a.astype(np.float32)),
+    ),
     OneOp("shfl_idx", _shuffled("idx")),
-    OneOp("shfl_up", "and.b32 %e, %b, 31; shfl.sync.up.b32 %d|%p, %a, %e, 0, -1; selp.u32 %e, 1, 0, %p;"),
+    OneOp(
+        "shfl_up",
+        "and.b32 %e, %b, 31; shfl.sync.up.b32 %d|%p, %a, %e, 0, -1; selp.u32 %e, 1, 0, %p;",
+    ),
     OneOp("shfl_down", _shuffled("down")),
     OneOp("shfl_bfly", _shuffled("bfly")),
     OneOp(
         "branches",
         "setp.lt.s32 %p, %a, %b; @%p bra L1; mad.lo.u32 %d, %a, 3, %c; bra L2; L1: xor.b32 %d, %a, %c; "
         "setp.gt.u32 %q, %b, %c; @%q bra L2; add.u32 %d, %d, 7; L2: add.u32 %d, %d, %b;",
-        truth=lambda a, b, c: np.where(_s(a) < _s(b), (a ^ c) + np.where(b > c, np.uint32(0), np.uint32(7)), a * 3 + c) + b,
+        truth=lambda a, b, c: (
+            np.where(
+                _s(a) < _s(b), (a ^ c) + np.where(b > c, np.uint32(0), np.uint32(7)), a * 3 + c
+            )
+            + b
+        ),
     ),
     OneOp("mma_bf16", _mma("bf16"), "bf16"),
     OneOp("mma_f16", _mma("f16"), "f16"),

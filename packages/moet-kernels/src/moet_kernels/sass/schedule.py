@@ -7,7 +7,13 @@ fails and says where a NOP is missing.
 
 import msgspec
 
-from moet_kernels.sass.control import NO_SCOREBOARD, SCOREBOARDS, Control
+from moet_kernels.sass.control import (
+    LONGEST_HELD,
+    LONGEST_STALL,
+    NO_SCOREBOARD,
+    SCOREBOARDS,
+    Control,
+)
 from moet_kernels.sass.errors import Flaw, SourceError
 from moet_kernels.sass.hazards import check_hazards
 from moet_kernels.sass.roles import accesses
@@ -17,8 +23,6 @@ from moet_kernels.sass.timing import Dependence, Kind, follow, name_of, needed, 
 
 __all__ = ["safe", "tuned"]
 
-_LONGEST = 15
-_HELD = 11  # the longest stall with the hold bit
 _READ_BOARD = 5  # all late reads share it; results use the others
 _ROUNDS = 200
 
@@ -31,7 +35,7 @@ def safe(program: Program, table: Table) -> Program:
         opcode = statement.instruction.opcode
         variable = opcode in table.timing.variable and writes
         control = Control(
-            _LONGEST,
+            LONGEST_STALL,
             hold=False,
             write=0 if variable else NO_SCOREBOARD,
             read=1 if opcode in table.timing.late else NO_SCOREBOARD,
@@ -103,7 +107,7 @@ def _boards(program: Program, table: Table) -> list[Control]:
         if opcode in table.timing.late:
             read = _READ_BOARD
         stall = max(table.timing.stall.get(name_of(statement.instruction), 1), 1)
-        controls.append(Control(stall, hold=stall <= _HELD, write=write, read=read))
+        controls.append(Control(stall, hold=stall <= LONGEST_HELD, write=write, read=read))
     return controls
 
 
@@ -154,10 +158,10 @@ def _stall(found: Dependence, missing: int, controls: list[Control], fixed: set[
         if index in fixed:
             continue
         stall = controls[index].stall
-        longer = min(stall + missing, _LONGEST)
+        longer = min(stall + missing, LONGEST_STALL)
         if longer > stall:
             controls[index] = msgspec.structs.replace(
-                controls[index], stall=longer, hold=longer <= _HELD
+                controls[index], stall=longer, hold=longer <= LONGEST_HELD
             )
             return True
     return False

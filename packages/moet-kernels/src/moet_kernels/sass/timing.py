@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from moet_kernels.sass.control import NO_SCOREBOARD
+from moet_kernels.sass.control import LONGEST_STALL, NO_SCOREBOARD
 from moet_kernels.sass.operands import NO_PREDICATE, Instruction
 from moet_kernels.sass.roles import Access, accesses
 from moet_kernels.sass.source import Program, targets
@@ -28,13 +28,12 @@ BRANCH_CYCLES = 8
 _HORIZON = 64  # cycles after which every fixed latency is over
 _NEVER = 1 << 6  # a scoreboard bit that nothing waits for
 _MARGIN = 2  # cycles added to the fewest of a class for a pair never seen
-_LONGEST = 15  # the longest stall
 _ENDS = frozenset({"EXIT", "RET", "BRX", "BRXU", "JMX", "BPT", "KILL", "CALL"})
 _MATRIX = re.compile(r"[HIQOD]MMA")
 _MEMORY = re.compile(r"LD|ST|ATOM|RED|SHFL")
 _BRANCH = frozenset({"BRA", "EXIT", "BSSY", "BSYNC", "WARPSYNC", "RET", "CALL", "BREAK", "BAR"})
 # Units that give results back in order: one scoreboard can stand for all before it.
-_SPECIAL_UNIT = frozenset("MUFU F2I I2F F2F FRND FCHK POPC FLO BREV".split())
+_SPECIAL_UNIT = frozenset(["MUFU", "F2I", "I2F", "F2F", "FRND", "FCHK", "POPC", "FLO", "BREV"])
 _UNKNOWN = Form("0", (), {}, ())
 
 
@@ -309,7 +308,7 @@ def learn_timing(
             if statement.control.read != NO_SCOREBOARD:
                 late.add(opcode)
             name = name_of(statement.instruction)
-            stall[name] = min(statement.control.stall, stall.get(name, _LONGEST))
+            stall[name] = min(statement.control.stall, stall.get(name, LONGEST_STALL))
     # A result of these is of fixed latency unless the instruction says otherwise.
     timing = Timing(tuple(sorted(variable)), tuple(sorted(late)))
     raw: dict[str, int] = {}
@@ -327,15 +326,15 @@ def needed(timing: Timing, key: str) -> int:
     """Cycles to leave for a result of fixed latency.
 
     For a pair that the compiler never showed: the most it left for another operand of the same
-    pair, or the fewest for the same classes of instruction plus a margin, or `_LONGEST`. Pairs that
-    it showed with slack only count for no more than `_LONGEST`, unless the producer is a matrix or
+    pair, or the fewest for the same classes of instruction plus a margin, or `LONGEST_STALL`. Pairs that
+    it showed with slack only count for no more than `LONGEST_STALL`, unless the producer is a matrix or
     double instruction: no other fixed latency was ever seen to need more than one stall can give.
     """
     cycles = timing.raw.get(key)
     if cycles is None:
         cycles = _needed_unseen(_frozen(timing), key)
     producer = _class_of(key.split("/")[0])
-    return cycles if producer in ("matrix", "double") else min(cycles, _LONGEST)
+    return cycles if producer in ("matrix", "double") else min(cycles, LONGEST_STALL)
 
 
 def needed_after_read(timing: Timing, key: str) -> int | None:
@@ -367,7 +366,7 @@ def _needed_unseen(classes: dict[str, int], key: str) -> int:
     class_pair = _class_pair(key)
     if class_pair in classes:
         return classes[class_pair] + _MARGIN
-    return _LONGEST
+    return LONGEST_STALL
 
 
 def _pair(key: str) -> str:

@@ -103,7 +103,11 @@ def _bf16_lines() -> Iterator[str]:
         yield from _decode_bf16(first + 1, 64)
         for half in range(2):
             for step in (first, first + 1):
-                a, b, c = 56 + 8 * (step - first) + 4 * half, 40 + 4 * step + 2 * half, 72 + 4 * step
+                a, b, c = (
+                    56 + 8 * (step - first) + 4 * half,
+                    40 + 4 * step + 2 * half,
+                    72 + 4 * step,
+                )
                 start = f"R{c}" if half else "RZ"
                 yield f"  HMMA.16816.F32.BF16 R{c}, R{a}, R{b}, {start}"
     for register, stride in ((12, 0x800), (14, 0x100), (18, 0x400)):
@@ -223,6 +227,8 @@ def _header(arch: str, name: str, registers: int, parameters: int) -> Iterator[s
     yield f".registers {registers}"
     yield ".shared 2048"
     yield f".parameters {parameters}"
+    stack = {"sm_90a": 0x28, "sm_120a": 0x37C}[arch]
+    yield f"  LDC R1, c[0x0][{stack:#x}]"
     yield "  S2R R0, SR_TID.X"
     yield "  S2R R2, SR_CTAID.X"
     yield "  S2R R3, SR_CTAID.Y"

@@ -1,0 +1,10 @@
+import subprocess
+import sys
+
+
+def test_the_toolchain_imports_no_torch():
+    code = (
+        "import sys, moet_kernels.sass.emulate, moet_kernels.sass.build, moet_kernels.sass.audit;"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
