@@ -89,7 +89,8 @@ def run_emulate(output: Output, source: Path, shape: Sequence[int], seed: int, e
     if program.kernel == "copy":
         case = copy_case(4096, 2, seed)
     elif program.kernel.startswith("w2_gemm_"):
-        case = w2_case(program.kernel, *shape, seed, exact=exact)
+        m, n, k = shape
+        case = w2_case(program.kernel, m, n, k, seed, exact=exact)
     else:
         raise UsageError(
             f"{program.kernel} is none of our kernels (copy, w2_gemm_bf16, w2_gemm_e4m3), so there "
@@ -171,7 +172,7 @@ def _compile_twin(program: Any, source: Path, folder: Path) -> Path:
 def _kernel(cubin: Any, wanted: str | None) -> str:
     if wanted is None and len(cubin.kernels) == 1:
         return cubin.kernels[0]
-    if wanted not in cubin.kernels:
+    if wanted is None or wanted not in cubin.kernels:
         raise UsageError(f"Choose a kernel with --kernel: {', '.join(cubin.kernels)}.")
     return wanted
 
@@ -181,11 +182,11 @@ def _switches(function: Any) -> Any:
 
     def set_json(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
         if value:
-            ctx.find_object(Output).json = True
+            ctx.ensure_object(Output).json = True
 
     def set_verbose(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
         if value:
-            ctx.find_object(Output).verbose = True
+            ctx.ensure_object(Output).verbose = True
 
     text = "Print JSON, one object a line, and nothing else on standard output."
     function = click.pass_obj(function)

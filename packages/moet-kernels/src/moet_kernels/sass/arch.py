@@ -45,5 +45,5 @@ def architecture(name: str) -> Architecture:
         return ARCHITECTURES[name]
     except KeyError:
         raise SassError(
-            f"The architecture {name!r} is not known here; choose one of {', '.join(ARCHITECTURES)}."
+            f"The architecture {name!r} is unknown here; choose one of {', '.join(ARCHITECTURES)}."
         ) from None

@@ -13,7 +13,7 @@ from moet_kernels.sass.listing import disassemble_words
 from moet_kernels.sass.operands import NO_REGISTER, parse
 from moet_kernels.sass.roles import register_tokens
 from moet_kernels.sass.source import Program, Statement, targets
-from moet_kernels.sass.table import NoForm, Table, Unreachable
+from moet_kernels.sass.table import NoFormError, Table, UnreachableError
 
 __all__ = ["assemble", "disassemble", "disassemble_all"]
 
@@ -34,9 +34,9 @@ def _encode(statement: Statement, program: Program, table: Table) -> int:
     line, column = statement.line, statement.column
     try:
         word = table.encode(statement.instruction)
-    except NoForm as error:
+    except NoFormError as error:
         raise SourceError(Flaw.UNKNOWN_FORM, line, column, str(error)) from None
-    except Unreachable as error:
+    except UnreachableError as error:
         raise SourceError(Flaw.OPERAND, line, column, str(error)) from None
     for flaw, message in _register_flaws(statement, program, table):
         raise SourceError(flaw, line, column, message)
@@ -64,9 +64,7 @@ def _register_flaws(
         if number % unit:
             yield (
                 Flaw.ALIGNMENT,
-                (
-                    f"{file}{number} begins a group of {width} registers and must be divisible by {unit}."
-                ),
+                (f"{file}{number} begins {width} registers and must be divisible by {unit}."),
             )
         if file == "R" and number + width > program.registers:
             yield (

@@ -43,8 +43,9 @@ def audit(cubin: Cubin, kernel: str, table: Table, source: Program | None = None
         source: what it was assembled from, controls filled in; None: only the cubin is checked.
 
     Rules: every instruction has a form that compiled code has, and assembles to the very words that
-    are there; the text that `nvdisasm` shows is the source's, token for token; no hazard; no register
-    above the declared count; BAR only with barriers that the cubin declares; the list of EXITs.
+    are there; the text that `nvdisasm` shows is the source's, token for token; no hazard; no
+    register above the declared count; BAR only with barriers that the cubin declares; the list of
+    EXITs.
     """
     program = disassemble(cubin, kernel)
     findings = list(_forms(program, cubin, kernel, table))

@@ -4,6 +4,7 @@ import json
 import random
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -80,7 +81,7 @@ def _cases(folder: Path) -> list[dict]:
     ]
     plans = []
     for index, (kernel, name, case) in enumerate(wanted):
-        arrays = {f"input{i}": array for i, array in enumerate(case.inputs)}
+        arrays: dict[str, Any] = {f"input{i}": array for i, array in enumerate(case.inputs)}
         arrays["expected"] = run_case(kernel_source(kernel), case)
         if case.expected.dtype == np.float64:
             arrays["reference"] = case.expected
@@ -138,7 +139,8 @@ def _one_ops(folder: Path) -> dict:
     cubin = folder / "one_ops.cubin"
     compile_ptx(source, cubin, SM90A.name, "-O3")
     programs = {program.kernel: program for program in disassemble_all([Cubin.open(cubin)])}
-    arrays, opcodes = {}, {}
+    arrays: dict[str, Any] = {}
+    opcodes: dict[str, list[str]] = {}
     for op in ONE_OPS:
         for seed in range(_SEEDS):
             words = inputs_of(op.kind, seed)

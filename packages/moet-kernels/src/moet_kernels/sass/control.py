@@ -27,8 +27,8 @@ __all__ = [
 ]
 
 SCOREBOARDS = 6
-# Compiled code of neither architecture has a longer stall, or holds a stall of 10. An H200 runs both;
-# the schedulers keep to what has precedent.
+# Compiled code of neither architecture has a longer stall, or holds a stall of 10. An H200 runs
+# both; the schedulers keep to what has precedent.
 LONGEST_STALL = 13
 LONGEST_HELD = 9
 NO_SCOREBOARD = 7
@@ -105,7 +105,7 @@ def parse_control(text: str) -> Control:
         if char not in ("-", str(board)):
             raise SassError(f"{text!r}: place {board} of the wait mask must be '{board}' or '-'.")
         wait |= (char != "-") << board
-    boards = [NO_SCOREBOARD if char == "-" else int(char) for char in (write, read)]
-    control = Control(int(stall), hold == "-", *boards, wait)
+    writes, reads = (NO_SCOREBOARD if char == "-" else int(char) for char in (write, read))
+    control = Control(int(stall), hold == "-", writes, reads, wait)
     control.check()
     return control

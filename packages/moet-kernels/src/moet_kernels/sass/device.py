@@ -5,11 +5,13 @@ file needs numpy and cuda-bindings alone, so that it runs where the package is n
 kernels run in processes of their own, which a watchdog ends; a hang or a crash costs one process.
 """
 
+import itertools
 import json
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +35,7 @@ class Device:
         context = self._check(driver.cuDevicePrimaryCtxRetain(self.device))
         self._check(driver.cuCtxSetCurrent(context))
 
-    def _check(self, result):  # type: ignore[no-untyped-def]
+    def _check(self, result):
         code, *values = result
         if int(code):
             raise RuntimeError(f"the driver returned {code!s}")
@@ -48,7 +50,7 @@ class Device:
         """CUDA version of the driver, 1000 * major + 10 * minor."""
         return int(self._check(self.driver.cuDriverGetVersion()))
 
-    def function(self, image: bytes, kernel: str):  # type: ignore[no-untyped-def]
+    def function(self, image: bytes, kernel: str):
         """Load a kernel of a cubin."""
         module = self._check(self.driver.cuModuleLoadData(image))
         return self._check(self.driver.cuModuleGetFunction(module, kernel.encode()))
@@ -84,7 +86,7 @@ class Device:
         self._check(self.driver.cuMemcpyDtoH(data.ctypes.data, address, size))
         return data
 
-    def launch(self, function, grid, threads: int, parameters: bytes) -> None:  # type: ignore[no-untyped-def]
+    def launch(self, function, grid, threads: int, parameters: bytes) -> None:
         """Start a kernel; `parameters` as they lie in its parameter space."""
         import ctypes
 
@@ -101,7 +103,7 @@ class Device:
         """Wait until all is done."""
         self._check(self.driver.cuCtxSynchronize())
 
-    def time(self, work, count: int) -> list[float]:  # type: ignore[no-untyped-def]
+    def time(self, work, count: int) -> list[float]:
         """Microseconds of `count` runs of `work`, by device events."""
         events = [self._check(self.driver.cuEventCreate(0)) for _ in range(count + 1)]
         for _ in range(3):
@@ -113,7 +115,7 @@ class Device:
         self.wait()
         return [
             1000 * float(self._check(self.driver.cuEventElapsedTime(a, b)))
-            for a, b in zip(events, events[1:], strict=False)
+            for a, b in itertools.pairwise(events)
         ]
 
 
@@ -126,7 +128,7 @@ class Case:
         self.arrays = [data[f"input{i}"] for i in range(plan["inputs"])]
         self.inputs = [device.upload(array) for array in self.arrays]
         self.expected = data["expected"].view(np.uint8).reshape(-1)
-        self.reference = data["reference"] if "reference" in data else None
+        self.reference = data.get("reference")
         self.size = self.expected.size
         self.out = device.allocate(self.size)
         numbers = np.array(plan["numbers"], np.uint32).tobytes()
@@ -137,7 +139,7 @@ class Case:
         for address, array in zip(self.inputs, self.arrays, strict=True):
             self.device.refill(address, array)
 
-    def run(self, function) -> np.ndarray:  # type: ignore[no-untyped-def]
+    def run(self, function) -> np.ndarray:
         """Launch once over poisoned memory and return the output."""
         self.device.poison(self.out, self.size)
         self.device.launch(function, self.plan["grid"], self.plan["threads"], self.parameters)
@@ -147,7 +149,7 @@ class Case:
 
 def run_cases(device: Device, folder: Path, plan: dict) -> list[dict]:
     """Every variant of every kernel on every case, against the emulator and exact arithmetic."""
-    rows = []
+    rows: list[dict] = []
     for case_plan in plan["cases"]:
         case = Case(device, folder, case_plan)
         for variant, file in plan["variants"][case_plan["kernel"]].items():
@@ -181,7 +183,8 @@ def run_cases(device: Device, folder: Path, plan: dict) -> list[dict]:
 
 def run_one_ops(device: Device, folder: Path, plan: dict) -> tuple[list[dict], dict]:
     """The one-operation kernels against the emulator."""
-    rows, kept = [], {}
+    rows: list[dict] = []
+    kept: dict[str, np.ndarray] = {}
     data = np.load(folder / plan["one_ops"]["file"])
     image = (folder / plan["one_ops"]["cubin"]).read_bytes()
     for name in plan["one_ops"]["names"]:
@@ -224,8 +227,12 @@ def run_times(device: Device, folder: Path, plan: dict) -> list[dict]:
             for variant, function in functions.items():
                 samples.setdefault(variant, []).extend(
                     device.time(
-                        lambda f=function: device.launch(
-                            f, timed["grid"], timed["threads"], parameters
+                        partial(
+                            device.launch,
+                            function,
+                            timed["grid"],
+                            timed["threads"],
+                            parameters,
                         ),
                         _TIMED,
                     )

@@ -1,8 +1,8 @@
 """Run a program in the emulator.
 
-Functional, not timed: control fields have no effect (`moet_kernels.sass.hazards` checks those). What
-would be undefined on hardware is an error here: addresses outside of the buffers, misaligned ones,
-registers and memory that nothing wrote, races on shared memory, barriers that cannot be passed.
+Functional, not timed: control fields have no effect (`moet_kernels.sass.hazards` checks those).
+What would be undefined on hardware is an error here: addresses outside of the buffers, misaligned
+ones, registers and memory that nothing wrote, races on shared memory, barriers that nobody passes.
 """
 
 from collections.abc import Sequence
@@ -79,7 +79,8 @@ def emulate(program: Program, launch: Launch, buffers: Sequence[Buffer]) -> Repo
     x, y, z = launch.grid
     order = np.stack(np.unravel_index(np.arange(x * y * z), (z, y, x)), axis=1)[:, ::-1]
     batch = max(_BATCH_THREADS // launch.threads, 1)
-    steps, counts = 0, dict.fromkeys((), 0)
+    steps = 0
+    counts: dict[str, int] = {}
     for start in range(0, len(order), batch):
         machine = Machine(
             program.arch,

@@ -159,7 +159,7 @@ def half_fused(machine: Machine, file: File, statement: Statement, mask: Mask) -
     known = frozenset({"MMA"})
     _check_modifiers(machine, statement, known)
     d, *sources = statement.instruction.operands
-    pairs = []
+    pairs: list[Any] = []
     while sources:
         operand = sources.pop(0)
         if operand.template == "H":
@@ -171,7 +171,7 @@ def half_fused(machine: Machine, file: File, statement: Statement, mask: Mask) -
         value = np.asarray(raw(machine, file, operand, mask))
         value = value & np.uint32(0x7FFF7FFF) if operand.absolute else value
         pairs.append(value ^ np.uint32(0x80008000) if operand.negate else value)
-    result = np.uint32(0)
+    result: Any = np.uint32(0)
     for shift in (0, 16):
         a, b, c = (
             (np.asarray(p) >> np.uint32(shift)).astype(np.uint16).view(np.float16).astype(float)

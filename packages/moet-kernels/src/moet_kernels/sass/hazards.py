@@ -37,8 +37,8 @@ def check_hazards(program: Program, table: Table) -> list[Hazard]:
     Every statement needs a control field. Rules: a result of fixed latency is used no sooner than
     compiled code ever used one; a result on a scoreboard is waited for before its use or its
     overwriting; a source that is read late is waited for before it is overwritten; a scoreboard is
-    waited for no sooner after the instruction that takes it than compiled code ever did; no stall is
-    shorter than any that compiled code has on that instruction.
+    waited for no sooner after the instruction that takes it than compiled code ever did; no
+    stall is shorter than any that compiled code has on that instruction.
     """
     hazards = list(_short_stalls(program, table))
     for found in follow(program, table, table.timing):

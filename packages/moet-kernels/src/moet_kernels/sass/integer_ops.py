@@ -198,7 +198,7 @@ def permute(machine: Machine, file: File, statement: Statement, mask: Mask) -> N
     low, high = _wide(integer(machine, file, a, mask)), _wide(integer(machine, file, b, mask))
     both = low | high << np.uint64(32)
     chosen = _wide(integer(machine, file, select, mask))
-    result = np.uint64(0)
+    result: Any = np.uint64(0)
     for i in range(4):
         nibble = chosen >> np.uint64(4 * i)
         byte = both >> (nibble & np.uint64(7)) * np.uint64(8) & np.uint64(255)
@@ -211,7 +211,7 @@ def permute(machine: Machine, file: File, statement: Statement, mask: Mask) -> N
 def select(machine: Machine, file: File, statement: Statement, mask: Mask) -> None:
     """SEL d, a, b, p, and FSEL, whose sources can be negated floats."""
     d, a, b, p = statement.instruction.operands
-    values = []
+    values: list[Any] = []
     for operand in (a, b):
         value = raw(machine, file, operand, mask)
         if statement.instruction.opcode.endswith("FSEL"):
@@ -220,12 +220,12 @@ def select(machine: Machine, file: File, statement: Statement, mask: Mask) -> No
         else:
             value = integer(machine, file, operand, mask)
         values.append(value)
-    chosen = np.where(machine.read_predicate(file, p, mask), *values)
+    chosen = np.where(machine.read_predicate(file, p, mask), values[0], values[1])
     machine.write(file, d.values[0], chosen.astype(np.uint32), mask)
 
 
 def compare(machine: Machine, file: File, statement: Statement, mask: Mask) -> None:
-    """ISETP.cmp[.U32].bool[.EX] p, q, a, b, c, [low]: p = (a cmp b) bool c, q = !(a cmp b) bool c."""
+    """ISETP.cmp[.U32].bool[.EX] p, q, a, b, c, [low]: p = (a cmp b) bool c, q its contrary."""
     modifiers = statement.instruction.modifiers
     p, q, a, b, c, *low = statement.instruction.operands
     if "S64" in modifiers or "U64" in modifiers:
@@ -267,7 +267,7 @@ def _write_compared(
 
 def extreme(machine: Machine, file: File, statement: Statement, mask: Mask) -> None:
     """IMNMX, VIMNMX d, [q,] a, b, p: the smaller where p holds, else the larger."""
-    operands = [o for o in statement.instruction.operands]
+    operands = statement.instruction.operands
     d, a, b, p = operands[0], operands[-3], operands[-2], operands[-1]
     x, y = (integer(machine, file, operand, mask) for operand in (a, b))
     smaller = x < y if "U32" in statement.instruction.modifiers else signed(x) < signed(y)

@@ -22,7 +22,7 @@ _BATCH = 30_000
 
 
 def disassemble_words(words: Sequence[int], arch: Architecture) -> list[str | None]:
-    """Disassemble words as if each stood at address 16 * its index; None where it is no instruction.
+    """Disassemble words as if each stood at address 16 * its index; None: no instruction.
 
     Control fields are replaced by a neutral one, because `nvdisasm` refuses some combinations of
     it with an instruction and prints none of it.

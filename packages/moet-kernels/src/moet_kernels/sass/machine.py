@@ -6,6 +6,7 @@ lock step while they agree and diverged threads meet again where their paths do.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,7 +21,7 @@ __all__ = ["WARP", "Buffer", "File", "Machine", "Words"]
 
 WARP = 32
 Words = NDArray[np.uint32]
-Mask = NDArray[np.bool_]
+Mask = Any
 _NOBODY, _SEVERAL = -1, -2
 
 

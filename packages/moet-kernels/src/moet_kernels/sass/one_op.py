@@ -5,6 +5,8 @@ input and writes d and e at i and i + 256 of the output.
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,7 +16,7 @@ __all__ = ["ONE_OPS", "THREADS", "OneOp", "inputs_of", "ptx_module"]
 
 THREADS = 256
 Words = NDArray[np.uint32]
-Truth = Callable[[Words, Words, Words], Words]
+Truth = Callable[[Any, Any, Any], Any]
 
 
 class OneOp(msgspec.Struct, frozen=True):
@@ -35,33 +37,33 @@ class OneOp(msgspec.Struct, frozen=True):
     truth: Truth | None = None
 
 
-def _s(x: Words) -> NDArray[np.int32]:
+def _s(x: Any) -> Any:
     return x.view(np.int32)
 
 
-def _w(x: NDArray) -> NDArray[np.uint64]:
+def _w(x: Any) -> Any:
     return x.astype(np.uint64)
 
 
-def _f(x: Words) -> NDArray[np.float32]:
+def _f(x: Any) -> Any:
     return x.view(np.float32)
 
 
-def _u(x: NDArray) -> Words:
+def _u(x: Any) -> Any:
     """Bits of float32; every NaN is the hardware's one."""
     x = x.astype(np.float32)
     return np.where(np.isnan(x), np.uint32(0x7FFFFFFF), x.view(np.uint32))
 
 
-def _low(x: NDArray) -> Words:
+def _low(x: Any) -> Any:
     return (x & np.uint64(0xFFFFFFFF)).astype(np.uint32)
 
 
-def _high(x: NDArray) -> Words:
+def _high(x: Any) -> Any:
     return (x >> np.uint64(32)).astype(np.uint32)
 
 
-def _flag(x: NDArray) -> Words:
+def _flag(x: Any) -> Any:
     return x.astype(np.uint32)
 
 
@@ -86,6 +88,14 @@ def _shuffled(mode: str) -> str:
 
 def _funnel(a: Words, b: Words, c: Words) -> Words:
     return _high((_w(b) << np.uint64(32) | _w(a)) << _w(c & np.uint32(31)))
+
+
+def _related(relation: Any, a: Any, b: Any, c: Any) -> Any:
+    return _flag(relation(a, b))
+
+
+def _related_signed(relation: Any, a: Any, b: Any, c: Any) -> Any:
+    return _flag(relation(_s(a), _s(b)))
 
 
 _REL = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "eq": np.equal, "ne": np.not_equal}
@@ -173,7 +183,7 @@ ONE_OPS: tuple[OneOp, ...] = (
         OneOp(
             f"setp_{rel}_u32",
             _compare(rel, "u32"),
-            truth=lambda a, b, c, f=f: _flag(f(a, b)),
+            truth=partial(_related, f),
         )
         for rel, f in _REL.items()
     ),
@@ -181,14 +191,15 @@ ONE_OPS: tuple[OneOp, ...] = (
         OneOp(
             f"setp_{rel}_s32",
             _compare(rel, "s32"),
-            truth=lambda a, b, c, f=f: _flag(f(_s(a), _s(b))),
+            truth=partial(_related_signed, f),
         )
         for rel, f in _REL.items()
         if rel in ("lt", "le", "gt")
     ),
     OneOp(
         "setp_lt_s64",
-        "mov.b64 %x, {%a, %b}; mov.b64 %y, {%c, %b}; setp.lt.s64 %p, %x, %y; selp.u32 %d, 1, 0, %p;",
+        "mov.b64 %x, {%a, %b}; mov.b64 %y, {%c, %b}; setp.lt.s64 %p, %x, %y; "
+        "selp.u32 %d, 1, 0, %p;",
         truth=lambda a, b, c: _flag(a < c),
     ),
     OneOp(
@@ -277,7 +288,8 @@ ONE_OPS: tuple[OneOp, ...] = (
     OneOp("shfl_bfly", _shuffled("bfly")),
     OneOp(
         "branches",
-        "setp.lt.s32 %p, %a, %b; @%p bra L1; mad.lo.u32 %d, %a, 3, %c; bra L2; L1: xor.b32 %d, %a, %c; "
+        "setp.lt.s32 %p, %a, %b; @%p bra L1; mad.lo.u32 %d, %a, 3, %c; bra L2; "
+        "L1: xor.b32 %d, %a, %c; "
         "setp.gt.u32 %q, %b, %c; @%q bra L2; add.u32 %d, %d, 7; L2: add.u32 %d, %d, %b;",
         truth=lambda a, b, c: (
             np.where(
@@ -341,11 +353,9 @@ def inputs_of(kind: str, seed: int) -> Words:
         last = chance.standard_normal(THREADS).astype(np.float32) * 8
         words[2 * THREADS :] = last.view(np.uint32)
         return words
-    special = np.array(
-        [0, 1, 2, 31, 32, 33, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x3F800000, 0xBF800000]
-        + [0x7F800000, 0xFF800000, 0x7FC00000, 0x00000001, 0x80000001, 0x00800000, 0x007FFFFF],
-        np.uint32,
-    )
+    integers = [0, 1, 2, 31, 32, 33, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x80000001]
+    floats = [0x3F800000, 0xBF800000, 0x7F800000, 0xFF800000, 0x7FC00000, 0x00800000, 0x007FFFFF]
+    special = np.array([*integers, *floats], np.uint32)
     at = chance.integers(0, 3 * THREADS, 200)
     words[at] = chance.choice(special, 200)
     return words

@@ -6,6 +6,7 @@ columns of the listing then say, for each register, whether the instruction defi
 """
 
 import functools
+import itertools
 import re
 import tempfile
 from collections.abc import Iterator
@@ -196,7 +197,7 @@ def _columns(header: list[str]) -> dict[int, Access]:
     rows = [line[line.index("// |") + 3 :] for line in header]
     bars = [at for at, char in enumerate(rows[0]) if char == "|"]
     found = {}
-    for left, right in zip(bars, bars[1:], strict=False):
+    for left, right in itertools.pairwise(bars):
         file = _COLUMNS.get(rows[0][left + 1 : right].strip())
         if file is None:
             continue

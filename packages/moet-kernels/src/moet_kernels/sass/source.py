@@ -178,7 +178,7 @@ def write_source(program: Program) -> str:
     lines.append(f".registers {program.registers}")
     lines += [f".shared {program.shared}", f".parameters {program.parameters}"]
     end = 16 * len(program.statements)
-    names = {}
+    names: dict[int, str] = {}
     for address in sorted({t for s in program.statements for t in targets(s) if t < end}):
         names[address] = f"L{len(names)}"
     for statement in program.statements:

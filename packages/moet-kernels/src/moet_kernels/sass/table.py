@@ -19,11 +19,11 @@ from moet_kernels.sass.operands import Instruction
 
 __all__ = [
     "Form",
-    "NoForm",
+    "NoFormError",
     "Roles",
     "Table",
     "Timing",
-    "Unreachable",
+    "UnreachableError",
     "committed_table",
     "load",
     "save",
@@ -32,11 +32,11 @@ __all__ = [
 _SLOT_BITS = 64
 
 
-class NoForm(SassError):
+class NoFormError(SassError):
     """No instruction of this form was ever seen from the compiler."""
 
 
-class Unreachable(SassError):
+class UnreachableError(SassError):
     """A form is known, but no word of it has these operands."""
 
 
@@ -148,27 +148,27 @@ class Table(msgspec.Struct, frozen=True):
         """Find the form of an instruction.
 
         Raises:
-            NoForm: it was never seen, or is not trusted.
+            NoFormError: it was never seen, or is not trusted.
         """
         key = instruction.key
         if key in self.forms:
             return self.forms[key]
         if key in self.refused:
-            raise NoForm(f"the form `{key}` is refused: {self.refused[key]}.")
+            raise NoFormError(f"the form `{key}` is refused: {self.refused[key]}.")
         alike = sorted(k for k in self.forms if k.split(" ")[1] == instruction.mnemonic)
         hint = f"; forms of {instruction.mnemonic} are: {'; '.join(alike[:4])}" if alike else ""
-        raise NoForm(f"no compiled code has the form `{key}` on {self.arch}{hint}.")
+        raise NoFormError(f"no compiled code has the form `{key}` on {self.arch}{hint}.")
 
     def encode(self, instruction: Instruction) -> int:
         """Encode an instruction, control field cleared.
 
         Raises:
-            NoForm: the form was never seen, or is not trusted.
-            Unreachable: no word of the form has these operands.
+            NoFormError: the form was never seen, or is not trusted.
+            UnreachableError: no word of the form has these operands.
         """
         word = self.form(instruction).encode(instruction.slots)
         if word is None:
-            raise Unreachable(
+            raise UnreachableError(
                 f"no word of the form `{instruction.key}` holds these operands (a number too "
                 "large, or a flag that the form has not)."
             )

@@ -1,18 +1,19 @@
 """Dependences between instructions and the cycles they need, learnt from compiled code.
 
 Results of fixed latency are ready some cycles after the instruction issued; the others signal a
-scoreboard. NVIDIA documents neither. The compiler knows both, so for every pair (producer, consumer)
-the fewest cycles that it ever left between them is evidence that this many are enough. It is an
-upper bound of what the hardware needs, never a claim about less.
+scoreboard. NVIDIA documents neither. The compiler knows both, so for every pair (producer,
+consumer) the fewest cycles that it ever left between them is evidence that this many are enough.
+It is an upper bound of what the hardware needs, never a claim about less.
 
-`follow` walks the control-flow graph and reports every dependence with the fewest cycles on any path.
-Cycles are the sum of stalls; waits add more, which only helps. A taken branch counts for
+`follow` walks the control-flow graph and reports every dependence with the fewest cycles on any
+path. Cycles are the sum of stalls; waits add more, which only helps. A taken branch counts for
 `BRANCH_CYCLES` more than its stall.
 """
 
 import functools
 import re
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 
@@ -20,7 +21,7 @@ from moet_kernels.sass.control import LONGEST_STALL, NO_SCOREBOARD
 from moet_kernels.sass.operands import NO_PREDICATE, Instruction
 from moet_kernels.sass.roles import Access, accesses
 from moet_kernels.sass.source import Program, targets
-from moet_kernels.sass.table import Form, NoForm, Table, Timing
+from moet_kernels.sass.table import Form, NoFormError, Table, Timing
 
 __all__ = ["Dependence", "Kind", "follow", "learn_timing", "name_of", "needed", "needed_after_read"]
 
@@ -88,15 +89,15 @@ class _State:
     def merge(self, other: "_State") -> bool:
         """Take the worse of both; whether that changed anything."""
         changed = False
-        pairs = (
+        pairs: tuple[tuple[dict[Any, int], dict[Any, int]], ...] = (
             (self.results, other.results),
             (self.reads, other.reads),
             (self.taken, other.taken),
         )
         for mine, theirs in pairs:
             for key, age in theirs.items():
-                if mine.get(key, _HORIZON + 1) > age:  # type: ignore[call-overload]
-                    mine[key] = age  # type: ignore[index]
+                if mine.get(key, _HORIZON + 1) > age:
+                    mine[key] = age
                     changed = True
         for key, bits in other.boards.items():
             if self.boards.get(key, 0) | bits != self.boards.get(key, 0):
@@ -152,7 +153,7 @@ class _Walker:
         for statement in program.statements:
             try:
                 form = table.form(statement.instruction)
-            except NoForm:
+            except NoFormError:
                 form = _UNKNOWN
             self.uses.append(accesses(statement.instruction, form))
         self.found: dict[tuple[str, int, int, str, str], int] = {}
@@ -226,9 +227,10 @@ class _Walker:
         self._see_reads(index, name, reads, state)
         self._see_writes(index, name, writes, state)
         if statement.instruction.guard == NO_PREDICATE and not statement.instruction.guard_not:
+            kept: dict[Any, int]
             for kept in (state.results, state.boards):
                 for key in [key for key in kept if key[0] in writes]:
-                    del kept[key]  # type: ignore[attr-defined]
+                    del kept[key]
         board = 0 if control.write == NO_SCOREBOARD else 1 << control.write
         opcode = statement.instruction.opcode
         variable = opcode in self.variable
@@ -326,8 +328,8 @@ def needed(timing: Timing, key: str) -> int:
     """Cycles to leave for a result of fixed latency.
 
     For a pair that the compiler never showed: the most it left for another operand of the same
-    pair, or the fewest for the same classes of instruction plus a margin, or `LONGEST_STALL`. Pairs that
-    it showed with slack only count for no more than `LONGEST_STALL`, unless the producer is a matrix or
+    pair, or the fewest for the same classes of instruction plus a margin, or `LONGEST_STALL`. Pairs
+    that it showed with slack only count for no more than that, unless the producer is a matrix or
     double instruction: no other fixed latency was ever seen to need more than one stall can give.
     """
     cycles = timing.raw.get(key)
@@ -338,7 +340,7 @@ def needed(timing: Timing, key: str) -> int:
 
 
 def needed_after_read(timing: Timing, key: str) -> int | None:
-    """Cycles to leave before a late-read source is overwritten without a wait; None: always wait."""
+    """Cycles from a late read to an overwriting that does not wait for it; None: always wait."""
     return timing.war.get(key)
 
 

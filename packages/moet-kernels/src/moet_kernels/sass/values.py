@@ -57,11 +57,11 @@ def pair(machine: Machine, file: File, operand: Operand, mask: Mask) -> Any:
     """A 64-bit operand: two registers, two constant words, or a sign-extended immediate."""
     if operand.template in ("I", "N"):
         low = operand.values[0]
-        wide = low if low >> 32 or not low >> 31 else low | 0xFFFFFFFF << 32
-        return np.uint64(wide)
-    low = np.asarray(raw(machine, file, operand, mask)).astype(np.uint64)
-    high = np.asarray(raw(machine, file, operand, mask, 1)).astype(np.uint64)
-    value = low | high << np.uint64(32)
+        extended = low if low >> 32 or not low >> 31 else low | 0xFFFFFFFF << 32
+        return np.uint64(extended)
+    first = np.asarray(raw(machine, file, operand, mask)).astype(np.uint64)
+    second = np.asarray(raw(machine, file, operand, mask, 1)).astype(np.uint64)
+    value = first | second << np.uint64(32)
     if operand.invert:
         value = ~value
     return (np.uint64(0) - value).astype(np.uint64) if operand.negate else value

@@ -1,1 +1,1 @@
-"""Hand-written kernels: `.sass` sources, their CUDA C++ twins and the scripts that write the longer ones."""
+"""Hand-written kernels: `.sass` sources, their CUDA C++ twins and the script of the longer ones."""
