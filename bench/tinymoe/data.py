@@ -11,10 +11,10 @@ import torch
 from tokenizers import Tokenizer
 
 from tinymoe.about import chat
+from tinymoe.calls import tool_calls
 from tinymoe.chat import END, render
 from tinymoe.skills import Conversation, arithmetic, needle
 from tinymoe.tokenizer import encode_parts, read_tokenizer
-from tinymoe.tools import tool_calls
 
 __all__ = ["Batch", "Batches", "Plan", "Streams", "encode_texts", "generator", "held_out_rows"]
 

@@ -1,4 +1,4 @@
-"""Skills with exact answers: arithmetic and retrieval; a case follows from a `Random` alone."""
+"""Skills with exact answers: arithmetic and retrieval; a case follows from a `Random` alone.
 
 A case is held out if a hash of what it asks says so; training generators skip those, the held-out
 sets consist of them alone.
@@ -9,102 +9,11 @@ from random import Random
 from typing import Any
 
 from tinymoe.chat import Message
+from tinymoe.words import ANIMALS, COLOURS
 
 __all__ = ["Conversation", "arithmetic", "held_out", "needle"]
 
 Conversation = dict[str, Any]  # {"messages": [...], "tools": [...] or absent}
-COLOURS = [
-    "amber",
-    "azure",
-    "black",
-    "bronze",
-    "brown",
-    "copper",
-    "coral",
-    "cream",
-    "crimson",
-    "cyan",
-    "dark",
-    "emerald",
-    "golden",
-    "green",
-    "grey",
-    "indigo",
-    "ivory",
-    "jade",
-    "lemon",
-    "light",
-    "lilac",
-    "maroon",
-    "olive",
-    "orange",
-    "pearl",
-    "pink",
-    "purple",
-    "red",
-    "rose",
-    "ruby",
-    "sapphire",
-    "scarlet",
-    "silver",
-    "tan",
-    "teal",
-    "turquoise",
-    "velvet",
-    "violet",
-    "white",
-    "yellow",
-]
-ANIMALS = [
-    "badger",
-    "bear",
-    "beaver",
-    "bison",
-    "camel",
-    "crane",
-    "crow",
-    "deer",
-    "dolphin",
-    "eagle",
-    "falcon",
-    "ferret",
-    "finch",
-    "fox",
-    "frog",
-    "gull",
-    "hare",
-    "hawk",
-    "heron",
-    "horse",
-    "ibis",
-    "jaguar",
-    "koala",
-    "lark",
-    "lion",
-    "lynx",
-    "marten",
-    "mole",
-    "moose",
-    "otter",
-    "owl",
-    "panda",
-    "puma",
-    "raven",
-    "robin",
-    "seal",
-    "shark",
-    "sparrow",
-    "stork",
-    "swan",
-    "tiger",
-    "trout",
-    "turtle",
-    "viper",
-    "walrus",
-    "whale",
-    "wolf",
-    "wren",
-]
 SUBJECTS = ("access code", "door code", "locker number", "passphrase", "serial number", "ticket")
 
 

@@ -1,99 +1,17 @@
-"""Tool calls: schemas, requests, typed arguments, and what the assistant says of the result.
+"""The tools: schemas, requests, typed arguments, and what the assistant says of the result.
 
 Each request template names the arguments it gives in braces; optional arguments that it does not
 name are not passed. Values of lists and booleans carry the phrase that a person would use.
 """
 
-import json
 from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
 
-from tinymoe.about import chat_turn
-from tinymoe.chat import Message
-from tinymoe.skills import ANIMALS, COLOURS, Conversation, held_out
+from tinymoe.words import ANIMALS, CITIES, COLOURS, PEOPLE
 
-__all__ = ["TOOLS", "Argument", "Tool", "tool_calls"]
+__all__ = ["TOOLS", "Argument", "Tool"]
 
-CITIES = [
-    "Amsterdam",
-    "Athens",
-    "Berlin",
-    "Bogota",
-    "Boston",
-    "Cairo",
-    "Chicago",
-    "Dakar",
-    "Delhi",
-    "Dublin",
-    "Geneva",
-    "Hanoi",
-    "Helsinki",
-    "Lagos",
-    "Lima",
-    "Lisbon",
-    "London",
-    "Madrid",
-    "Milan",
-    "Munich",
-    "Nairobi",
-    "Osaka",
-    "Oslo",
-    "Paris",
-    "Prague",
-    "Quito",
-    "Riga",
-    "Rome",
-    "Seoul",
-    "Stockholm",
-    "Sydney",
-    "Tokyo",
-    "Toronto",
-    "Vienna",
-    "Warsaw",
-    "Zurich",
-]
-PEOPLE = [
-    "Ada",
-    "Alan",
-    "Amy",
-    "Anna",
-    "Ben",
-    "Carl",
-    "Clara",
-    "Dana",
-    "David",
-    "Emma",
-    "Erik",
-    "Eva",
-    "Felix",
-    "Grace",
-    "Hugo",
-    "Ida",
-    "Ivan",
-    "Jane",
-    "Jonas",
-    "Karl",
-    "Lea",
-    "Leo",
-    "Lena",
-    "Maria",
-    "Max",
-    "Mia",
-    "Nina",
-    "Noah",
-    "Olga",
-    "Oscar",
-    "Paul",
-    "Peter",
-    "Rosa",
-    "Sam",
-    "Sara",
-    "Tim",
-    "Tom",
-    "Uma",
-    "Vera",
-]
 TOPICS = (
     "the budget",
     "the release",
@@ -460,52 +378,3 @@ TOOLS = (
         "User {id} works in {city}.",
     ),
 )
-
-
-def schema(tool: Tool) -> dict[str, Any]:
-    """Return a tool as the API wants it."""
-    required = [name for name, argument in tool.arguments.items() if not argument.optional]
-    properties = {name: argument.schema for name, argument in tool.arguments.items()}
-    parameters = {"type": "object", "properties": properties, "required": required}
-    return {
-        "type": "function",
-        "function": {"name": tool.name, "description": tool.description, "parameters": parameters},
-    }
-
-
-def _call(random: Random, tool: Tool, evaluation: bool) -> tuple[str, dict[str, Any]]:
-    while True:
-        drawn = {name: argument.draw(random) for name, argument in tool.arguments.items()}
-        template = random.choice(tool.requests)
-        request = template.format(**{name: phrase for name, (_, phrase) in drawn.items()})
-        given = {name: value for name, (value, _) in drawn.items() if f"{{{name}}}" in template}
-        if held_out(request) == evaluation:
-            return request, given
-
-
-def tool_calls(random: Random, evaluation: bool = False) -> Conversation:
-    """A request among one to four tools; the call, its result and the reply (training only).
-
-    Now and then nothing is to be called, and the assistant just answers.
-    """
-    offered = random.sample(TOOLS, random.randint(1, 4))
-    messages: list[Message] = []
-    for _ in range(1 if evaluation else random.choice((1, 1, 2))):
-        if not evaluation and random.random() < 0.1:
-            messages += chat_turn(random, evaluation)
-            continue
-        tool = random.choice(offered)
-        request, arguments = _call(random, tool, evaluation)
-        call = {"type": "function", "function": {"name": tool.name, "arguments": arguments}}
-        messages += [
-            {"role": "user", "content": request},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-        ]
-        if evaluation:
-            break
-        result = tool.result(random)
-        messages += [
-            {"role": "tool", "content": json.dumps(result)},
-            {"role": "assistant", "content": tool.reply.format(**result)},
-        ]
-    return {"messages": messages, "tools": [schema(tool) for tool in offered]}

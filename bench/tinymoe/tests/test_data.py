@@ -4,10 +4,11 @@ from random import Random
 import jinja2
 import numpy as np
 import pytest
+from tinymoe.calls import schema
 from tinymoe.chat import TEMPLATE, render
 from tinymoe.data import generator
 from tinymoe.ngram import KneserNey
-from tinymoe.tools import TOOLS, schema
+from tinymoe.tools import TOOLS
 
 FILLER = ["some text\nmore of it\n" * 40]
 KINDS = ("arithmetic", "needle", "tools", "chat")
