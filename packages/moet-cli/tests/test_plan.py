@@ -23,7 +23,7 @@ class TestProvenance:
         lost = [(value.value, value.source) for value in plan.values["max_model_len"].lost]
         assert lost == [
             (100, Source.COMMAND_LINE),
-            (2048, Source.RECIPE),
+            (4096, Source.RECIPE),
             (None, Source.DEFAULT),
         ]
 
