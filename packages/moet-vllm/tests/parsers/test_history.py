@@ -1,11 +1,20 @@
 """Earlier calls go back into the prompt as the model wrote them."""
 
+import json
+
 import pytest
 from parsers.corpus.case import TOOLS, Case
 from parsers.corpus.table import sound_cases
 
+from moet_core.errors import ConfigError
 from moet_vllm.parsers import family, parse
-from moet_vllm.parsers.history import deepseek_v4_messages, parameters, render_calls
+from moet_vllm.parsers.history import (
+    deepseek_v4_messages,
+    parameters,
+    render_calls,
+    template_messages,
+    with_tools,
+)
 from moet_vllm.parsers.shapes import chat_message
 
 WITH_CALLS = [case for case in sound_cases() if case.calls and not case.reasoning]
@@ -37,12 +46,12 @@ def call(call_id: str, name: str) -> dict:
 
 
 def test_tools_belong_to_the_system_message_of_the_conversation() -> None:
-    found = deepseek_v4_messages([{"role": "system", "content": "Be brief."}], TOOLS[:1])
+    found = with_tools([{"role": "system", "content": "Be brief."}], TOOLS[:1])
     assert found == [{"role": "system", "content": "Be brief.", "tools": TOOLS[:1]}]
 
 
 def test_tools_make_a_system_message_where_there_is_none() -> None:
-    found = deepseek_v4_messages([{"role": "user", "content": "hi"}], TOOLS[:1])
+    found = with_tools([{"role": "user", "content": "hi"}], TOOLS[:1])
     assert [message["role"] for message in found] == ["system", "user"]
 
 
@@ -60,3 +69,35 @@ def test_results_follow_the_order_of_their_calls() -> None:
 def test_thinking_is_found_by_either_name() -> None:
     (found,) = deepseek_v4_messages([{"role": "assistant", "reasoning_content": "hm"}])
     assert found["reasoning"] == "hm"
+
+
+def test_content_in_parts_is_joined_before_the_calls() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    (found,) = deepseek_v4_messages(
+        [{"role": "assistant", "content": parts, "tool_calls": [call("a", "x")]}]
+    )
+    assert found["content"] == "a\nb" + render_calls(family("deepseek_v4"), [call("a", "x")])
+
+
+def test_a_template_that_writes_values_gets_each_as_text() -> None:
+    it = call("a", "x")
+    it["function"]["arguments"] = '{"n":1e5,"o":{"p":1},"s":"\\u00e9"}'
+    (found,) = template_messages(family("glm47"), [{"role": "assistant", "tool_calls": [it]}])
+    assert found["tool_calls"][0]["function"]["arguments"] == {
+        "n": "1e5",
+        "o": '{"p":1}',
+        "s": "\u00e9",
+    }
+
+
+@pytest.mark.parametrize("text", ['{"a":1e5}', '{"a": "Os'])
+def test_a_template_that_writes_arguments_gets_them_as_text(text: str) -> None:
+    it = call("a", "x")
+    it["function"]["arguments"] = text
+    (found,) = template_messages(family("kimi_k2"), [{"role": "assistant", "tool_calls": [it]}])
+    assert json.loads(found["tool_calls"][0]["function"]["arguments"]) == text
+
+
+def test_a_template_that_takes_no_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="found deepseek_v31"):
+        template_messages(family("deepseek_v31"), [])

@@ -7,14 +7,25 @@ that was cut off. Here the text of every value is kept.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from moet_core.errors import ConfigError
 from moet_vllm.parsers.grammar import Grammar, family
 
-__all__ = ["deepseek_v4_messages", "parameters", "render_calls"]
+__all__ = [
+    "TEMPLATE_FAMILIES",
+    "deepseek_v4_messages",
+    "parameters",
+    "render_calls",
+    "template_messages",
+    "with_tools",
+]
+
+# Families whose own chat template can be made to write arguments as they stand.
+TEMPLATE_FAMILIES = ("glm45", "glm47", "kimi_k2")
 
 # Holds the arguments of a call that are no JSON object, where a format has named values only.
 BROKEN_ARGUMENTS = "arguments"
@@ -79,18 +90,43 @@ def render_calls(grammar: Grammar, calls: Sequence[Mapping[str, Any]]) -> str:
     return f"\n\n<｜DSML｜{block}>\n{body}</｜DSML｜{block}>"
 
 
-def deepseek_v4_messages(
-    messages: Iterable[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+def template_messages(
+    grammar: Grammar, messages: Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
+    """Prepare a conversation for the chat template of a checkpoint.
+
+    The template stays as it is; what it is given makes it write every value as it stands. GLM's
+    writes strings as they are and everything else as JSON: each value becomes the string of its
+    own JSON text. Kimi's writes arguments that are a string as they are: vLLM decodes arguments
+    once, so they are encoded once more.
+
+    Args:
+        grammar: of the family, one of `TEMPLATE_FAMILIES`.
+        messages: of a Chat Completions request, arguments as the client sent them.
+
+    Returns:
+        Copies; the request's messages stay as they are.
+    """
+    if grammar.name not in TEMPLATE_FAMILIES:
+        raise ConfigError(
+            f"Earlier calls: wanted a family of {', '.join(TEMPLATE_FAMILIES)}, found"
+            f" {grammar.name}, whose template takes no arguments as text."
+        )
+    spell = _encoded if grammar.name == "kimi_k2" else _spelled
+    return [_with_arguments(message, spell) for message in messages]
+
+
+def deepseek_v4_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Prepare a conversation for DeepSeek-V4's encoder.
 
     Calls become part of the content of their message, byte for byte; results are put in the
-    order of their calls; tools belong to the conversation's own system message, if it has one,
-    after its text; thinking is `reasoning`, by whichever name it comes.
+    order of their calls; thinking is `reasoning`, by whichever name it comes.
 
     Args:
         messages: of a Chat Completions request, arguments as the client sent them.
-        tools: of the request.
+
+    Returns:
+        Copies; the request's messages stay as they are.
     """
     grammar = family("deepseek_v4")
     found: list[dict[str, Any]] = []
@@ -99,9 +135,10 @@ def deepseek_v4_messages(
         copy = dict(message)
         if "reasoning_content" in copy:
             copy.setdefault("reasoning", copy.pop("reasoning_content"))
-        calls = copy.pop("tool_calls", None) or []
-        if calls:
-            copy["content"] = (copy.get("content") or "") + render_calls(grammar, calls)
+        calls = list(copy.get("tool_calls") or ())
+        if calls and all(map(_is_call, calls)):
+            del copy["tool_calls"]
+            copy["content"] = _content(copy.get("content")) + render_calls(grammar, calls)
             order = {call.get("id", ""): i for i, call in enumerate(calls)}
         found.append(copy)
         if copy.get("role") == "tool":
@@ -111,11 +148,63 @@ def deepseek_v4_messages(
             found[start:] = sorted(
                 found[start:], key=lambda result: order.get(result.get("tool_call_id", ""), 0)
             )
+    return found
+
+
+def with_tools(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+) -> list[dict[str, Any]]:
+    """Give DeepSeek-V4's tools to the conversation's own system message, after its text.
+
+    Args:
+        messages: of a conversation.
+        tools: of the request.
+    """
+    found = [dict(message) for message in messages]
     if tools:
         if not found or found[0].get("role") != "system":
             found.insert(0, {"role": "system", "content": ""})
         found[0]["tools"] = [dict(tool) for tool in tools]
     return found
+
+
+def _with_arguments(message: Mapping[str, Any], spell: Callable[[Any], Any]) -> dict[str, Any]:
+    copy = dict(message)
+    if copy.get("tool_calls"):
+        copy["tool_calls"] = [
+            {
+                **call,
+                "function": {
+                    **call["function"],
+                    "arguments": spell(call["function"].get("arguments") or "{}"),
+                },
+            }
+            if _is_call(call)
+            else call
+            for call in copy["tool_calls"]
+        ]
+    return copy
+
+
+def _is_call(call: Any) -> bool:
+    """Return whether this is the call of a function; vLLM refuses whatever else it may be."""
+    function = call.get("function") if isinstance(call, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def _spelled(arguments: str | Mapping[str, Any]) -> dict[str, str]:
+    return {name: text for name, text, _ in parameters(arguments)}
+
+
+def _encoded(arguments: str | Mapping[str, Any]) -> str:
+    return _dump(_text(arguments))
+
+
+def _content(content: Any) -> str:
+    """Join the texts of a content that comes in parts, as vLLM does."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(part["text"] for part in content if part.get("type") == "text")
 
 
 def _value(raw: bytes) -> tuple[str, bool]:

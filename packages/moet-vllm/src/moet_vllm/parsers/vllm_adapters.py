@@ -19,6 +19,7 @@ from vllm.entrypoints.openai.engine.protocol import (
 from vllm.reasoning import ReasoningParser
 from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
+from moet_vllm.parsers.effort import asked_to_think
 from moet_vllm.parsers.events import Event, collect
 from moet_vllm.parsers.grammar import FAMILIES, Grammar, Mark
 from moet_vllm.parsers.parser import Parser, ToolChoice, make_ids
@@ -38,7 +39,6 @@ class MoetReasoningParser(ReasoningParser):
     def __init__(self, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(tokenizer, *args, **kwargs)
         settings = kwargs.get("chat_template_kwargs") or {}
-        said = [settings[key] for key in ("enable_thinking", "thinking") if key in settings]
         self._open = self.vocab.get(THINK_OPEN)
         self._close = self.vocab.get(THINK_CLOSE)
         self._turn = self.vocab.get(self.grammar.turn)
@@ -47,7 +47,7 @@ class MoetReasoningParser(ReasoningParser):
         self._ends = {token for token in (self._close, *ids) if token is not None}
         # A model whose vocabulary has no such tokens was not taught to think.
         self._thinks = self._open is not None and self._close is not None
-        self._default = default_thinking(self.grammar, any(map(bool, said)) if said else None)
+        self._default = default_thinking(self.grammar, asked_to_think(settings))
         self._prompt: Thinking | None = None
         self._stage: ThinkingStage | None = None
 
