@@ -20,6 +20,7 @@ from moet_store import (
 )
 from moet_store.counters import Counters
 from moet_store.engines import PoolEngine, open_engine
+from moet_store.rows import Row
 
 MIB = 2**20
 
@@ -357,6 +358,112 @@ def test_a_damaged_row_is_not_served(make_pack):
     error = completion.error
     assert error.kind is PackErrorKind.ROW_DAMAGED
     assert (error.path, error.layer, error.expert) == (path, 2, 3)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (0, 2, 1)])
+def test_pieces_that_arrive_in_any_order_are_verified_in_theirs(big, row_of, order):
+    path, spec = big
+    engine = ByHand()
+    buffer = aligned_buffer(spec.row_bytes)
+    with PackReader([path], engine=engine) as reader:
+        reader.submit([(4, 1)], [buffer])
+        engine.started = [engine.started[place] for place in order]
+        ended = []
+        for _ in order:
+            assert ended == []
+            engine.finish()
+            ended = reader.poll()
+    assert [completion.error for completion in ended] == [None]
+    assert bytes(buffer[: spec.payload_bytes]) == row_of(spec, 4, 1).tobytes()
+
+
+@pytest.mark.parametrize("place", [0, 5 * MIB // 2 + 4])
+@pytest.mark.parametrize("last", [0, 2])
+def test_damage_in_any_piece_shows_with_the_piece_that_arrives_last(big, place, last):
+    path, spec = big
+    flip(path, spec.offset(4, 1) + place)
+    engine = ByHand()
+    with PackReader([path], engine=engine) as reader:
+        reader.submit([(4, 1)], [aligned_buffer(spec.row_bytes)])
+        engine.started.append(engine.started.pop(last))
+        for _ in range(2):
+            engine.finish()
+            assert reader.poll() == []
+        engine.finish()
+        assert [c.error.kind for c in reader.poll()] == [PackErrorKind.ROW_DAMAGED]
+        assert reader.counters.snapshot().checksum_errors == 1
+
+
+@pytest.fixture
+def hashed(monkeypatch):
+    """Record what is done whenever a piece is hashed; returns what to do and the record."""
+    real = Row.hash_piece
+    record, look = [], []
+
+    def watched(row, verify):
+        record.extend(see(row) for see in look)
+        real(row, verify)
+
+    monkeypatch.setattr(Row, "hash_piece", watched)
+    return look, record
+
+
+def test_the_kernel_is_kept_busy_before_every_piece_is_hashed(big, hashed):
+    path, spec = big
+    look, depths = hashed
+    engine = ByHand()
+    with PackReader([path], engine=engine, depth=2) as reader:
+        reader.submit([(4, 0), (4, 1)], [aligned_buffer(spec.row_bytes) for _ in range(2)])
+        # While a piece is hashed another read ends, as reads do.
+        look.append(lambda _: (len(engine.started), bool(engine.started) and engine.finish())[0])
+        engine.finish()
+        engine.finish()
+        assert [completion.error for completion in reader.wait()] == [None, None]
+    assert depths == [2, 2, 2, 1, 0, 0]
+
+
+def test_rows_that_somebody_waits_for_are_hashed_first(big, hashed):
+    path, spec = big
+    look, order = hashed
+    look.append(lambda row: row.key)
+    engine = ByHand()
+    with PackReader([path], engine=engine) as reader:
+        buffers = [aligned_buffer(spec.row_bytes) for _ in range(2)]
+        reader.submit([(4, 0)], buffers[:1], prefetch=True)
+        (demand,) = reader.submit([(4, 1)], buffers[1:])
+        while engine.started:
+            engine.finish()
+        assert [completion.ticket for completion in reader.wait([demand])] == [demand]
+        assert order == [(4, 1)] * 3
+        assert [completion.key for completion in reader.poll()] == [(4, 0)]
+    assert order == [(4, 1)] * 3 + [(4, 0)] * 3
+
+
+def test_an_exception_while_hashing_reaches_the_caller(big, hashed):
+    path, spec = big
+    look, _ = hashed
+    with PackReader([path], engine="io_uring") as reader:
+        reader.submit([(4, 0)], [aligned_buffer(spec.row_bytes)])
+        look.append(lambda _: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            reader.wait()
+
+
+def test_closing_drops_rows_that_are_hashed_in_part(big, hashed):
+    path, spec = big
+    look, keys = hashed
+    look.append(lambda row: row.key)
+    engine = ByHand()
+    reader = PackReader([path], engine=engine)
+    reader.submit([(4, 0)], [aligned_buffer(spec.row_bytes)])
+    engine.finish()
+    assert reader.poll() == []
+    assert keys == [(4, 0)]
+    engine.finish()
+    reader.close()
+    assert engine.started == []
+    assert reader.poll() == reader.wait() == []
+    assert keys == [(4, 0)]
 
 
 def test_a_row_at_another_rows_place_is_not_served(make_pack):

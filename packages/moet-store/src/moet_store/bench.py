@@ -22,7 +22,7 @@ from moet_store.engines import POOL_THREADS
 from moet_store.fio import FIO_DEPTHS, Sample, fio_version, run_fio, run_loop
 from moet_store.memory import aligned_buffer
 from moet_store.probe import rows_for, throughput, tune_depth
-from moet_store.reader import MAX_DEPTH, PackReader
+from moet_store.reader import PackReader
 from moet_store.rows import Key
 from moet_store.spec import HEADER_BYTES, PackSpec, plain_spec
 from moet_store.writer import PackWriter
@@ -92,24 +92,26 @@ def bench_store(
         PackError: NO_SPACE, IO, or a row that could not be read.
     """
     with _test_pack(folder, settings, progress) as (path, spec), PackReader([path]) as reader:
-        scratch = _Scratch(reader)
         progress("finding queue depths", 0.0)
         # As long as fio gets to find its own.
         depth = tune_depth(reader, seconds=settings.seconds / 2, rounds=TUNING_ROUNDS)
+        # As every run does, so that what it falls back to is counted.
+        reader.register(aligned_buffer(rows_for(depth, reader) * spec.row_bytes))
         name, yardstick, single = _yardstick(path, spec, settings, reader.engine)
-        with PackReader([path], verify=False, depth=depth) as unverified:
-            loose = _Scratch(unverified)
-            runs: dict[str, Run] = {
-                "store": lambda: scratch.run(depth, settings.seconds),
-                name: yardstick,
-                "store without checksums": lambda: loose.run(depth, settings.seconds),
-                f"page cache, cold, {POOL_THREADS} pread threads": lambda: _run_pool(
-                    path, spec, settings.seconds
-                ),
-                "store, one row at a time": lambda: scratch.run(0, settings.seconds / 2),
-                SINGLE: single,
-            }
-            samples = _rounds(runs, settings.rounds, progress)
+        whole, half = settings.seconds, settings.seconds / 2
+        runs: dict[str, Run] = {
+            "store": lambda: _run_store(path, seconds=whole, depth=depth),
+            name: yardstick,
+            "store without checksums": lambda: _run_store(
+                path, seconds=whole, depth=depth, verify=False
+            ),
+            f"page cache, cold, {POOL_THREADS} pread threads": lambda: _run_pool(path, spec, whole),
+            "store, one row at a time": lambda: _run_store(
+                path, seconds=half, depth=depth, one=True
+            ),
+            SINGLE: single,
+        }
+        samples = _rounds(runs, settings.rounds, progress)
         return Comparison(
             row_bytes=spec.row_bytes,
             yardstick=name,
@@ -148,27 +150,26 @@ def _test_pack(
         yield writer.path, spec
 
 
-class _Scratch:
-    """A reader with registered memory to read into."""
+def _run_store(
+    path: Path, *, seconds: float, depth: int, one: bool = False, verify: bool = True
+) -> Sample:
+    """Read random rows, as many at a time as `depth` pieces need or one after the other.
 
-    def __init__(self, reader: PackReader) -> None:
-        self._reader = reader
-        self._order = random.Random()  # noqa: S311 - which rows are read is no secret
-        self._region = aligned_buffer(rows_for(MAX_DEPTH, reader) * reader.spec.row_bytes)
-        reader.register(self._region)
-
-    def run(self, depth: int, seconds: float) -> Sample:
-        """Keep up to `depth` pieces with the kernel; 0 reads one row after the other."""
-        reader = self._reader
+    Every run takes new memory, as fio does: where the machine happens to place it decides up to
+    half of the rate, and would otherwise be drawn once for all runs of a kind.
+    """
+    order = random.Random()  # noqa: S311 - which rows are read is no secret
+    with PackReader([path], depth=depth, verify=verify) as reader:
+        rows = 1 if one else rows_for(depth, reader)
+        region = aligned_buffer(rows * reader.spec.row_bytes)
+        reader.register(region)
         keys: list[Key] = reader.written_keys()
-        rows = rows_for(depth, reader)
-        reader.counters.forget_reads()
         cpu = time.process_time()
-        rate = throughput(reader, keys, self._order, self._region, rows, seconds)
+        rate = throughput(reader, keys, order, region, rows, seconds)
         cpu = time.process_time() - cpu
         found = reader.counters.snapshot()
-        assert found.read_p50_ms is not None
-        return Sample(rate, cpu / found.bytes_read * 1e9, found.read_p50_ms / 1e3)
+    assert found.read_p50_ms is not None
+    return Sample(rate, cpu / found.bytes_read * 1e9, found.read_p50_ms / 1e3)
 
 
 def _yardstick(path: Path, spec: PackSpec, settings: Settings, engine: str) -> tuple[str, Run, Run]:

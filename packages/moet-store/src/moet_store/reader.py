@@ -2,7 +2,8 @@
 
 Submitting, polling and waiting are separate calls, and a row's place in memory is the caller's
 choice. A row is read in pieces: they arrive side by side, and the checksum of the first is computed
-while the last is still on its way. Pieces that somebody waits for go before prefetches.
+while the last is still on its way. The kernel is given new reads before each piece is hashed.
+Pieces that somebody waits for go before prefetches, with the kernel and with the checksum.
 """
 
 import errno
@@ -20,9 +21,8 @@ from moet_store.counters import Counters
 from moet_store.direct import PackFile
 from moet_store.engines import Engine, EngineName, open_engine
 from moet_store.errors import PackError, PackErrorKind
-from moet_store.memory import address_of
 from moet_store.pack import Pack, open_pack
-from moet_store.rows import Completion, Key, Piece, Row
+from moet_store.rows import Completion, Key, Piece, Row, row_buffer
 from moet_store.spec import PackSpec
 from moet_store.stripes import Stripes
 
@@ -83,6 +83,8 @@ class PackReader:
         self._tags = itertools.count()
         self._demand: deque[Piece] = deque()
         self._prefetch: deque[Piece] = deque()
+        # Rows of which something has arrived, or failed, that nobody has looked at.
+        self._ready: dict[int, Row] = {}
         self._ended: list[Completion] = []
         self._files: list[PackFile] = []
         try:
@@ -172,7 +174,10 @@ class PackReader:
         Raises:
             PackError: ROW_MISSING or BUFFER, before anything is started.
         """
-        rows = [self._row(key, buffer) for key, buffer in zip(keys, buffers, strict=True)]
+        rows = [
+            Row(key, row_buffer(buffer, self.spec.row_bytes, key), self._having(key))
+            for key, buffer in zip(keys, buffers, strict=True)
+        ]
         for row in rows:
             row.prefetch = prefetch
             row.ticket = next(self._tickets)
@@ -191,9 +196,7 @@ class PackReader:
 
     def poll(self) -> list[Completion]:
         """Return the reads that ended since the last call, without waiting for any."""
-        self._advance()
-        ended, self._ended = self._ended, []
-        return ended
+        return self._wait_until(lambda: False, 0.0)
 
     def wait(
         self, tickets: Iterable[int] | None = None, seconds: float | None = None
@@ -205,8 +208,7 @@ class PackReader:
             seconds: When to return even so.
         """
         awaited = set(self._rows if tickets is None else tickets)
-        self._sleep_until(lambda: awaited.isdisjoint(self._rows), seconds)
-        return self.poll()
+        return self._wait_until(lambda: awaited.isdisjoint(self._rows), seconds)
 
     def wait_any(self, seconds: float | None = None) -> list[Completion]:
         """Wait until a read ends, and return every completion that no call has returned yet.
@@ -214,8 +216,7 @@ class PackReader:
         Args:
             seconds: When to return even so.
         """
-        self._sleep_until(lambda: bool(self._ended) or not self._rows, seconds)
-        return self.poll()
+        return self._wait_until(lambda: bool(self._ended) or not self._rows, seconds)
 
     def close(self) -> None:
         """Wait for what the kernel holds, drop what it does not, and close the files."""
@@ -229,39 +230,30 @@ class PackReader:
         for file in self._files:
             file.close()
         self._files.clear()
+        self._ready.clear()
         self._rows.clear()
 
-    def _sleep_until(self, holds: Callable[[], bool], seconds: float | None) -> None:
+    def _wait_until(self, holds: Callable[[], bool], seconds: float | None) -> list[Completion]:
         deadline = None if seconds is None else time.monotonic() + seconds
-        self._advance()
+        self._take()
         while not holds():
             left = WAIT_SECONDS if deadline is None else deadline - time.monotonic()
             if left <= 0:
-                return
-            self._engine.wait(min(left, WAIT_SECONDS))
-            self._advance()
+                self._advance()
+                break
+            if self._ready:
+                self._check(min(self._ready.values(), key=lambda row: row.prefetch))
+            else:
+                self._engine.wait(min(left, WAIT_SECONDS))
+                self._take()
+        ended, self._ended = self._ended, []
+        return ended
 
     def _open(self, pack: Pack, direct: bool) -> None:
         file = PackFile(pack, direct, self.counters)
         self._files.append(file)
         self._stripes.add(pack.spec.stripe, file)
         self._engine.add_file(file.fd)
-
-    def _row(self, key: Key, buffer: Any) -> Row:
-        row = Row(key, memoryview(buffer).cast("B"), self._having(key))
-        length, readonly = len(row.buffer), row.buffer.readonly
-        if length != self.spec.row_bytes or readonly or address_of(row.buffer) % ROW_ALIGNMENT:
-            raise PackError(
-                PackErrorKind.BUFFER,
-                None,
-                wanted=f"{self.spec.row_bytes} writable bytes that start on a page",
-                found=f"{length} {'read-only ' if readonly else ''}bytes"
-                f" at {address_of(row.buffer):#x}",
-                advice="Take them from moet_store.aligned_buffer.",
-                layer=key[0],
-                expert=key[1],
-            )
-        return row
 
     def _having(self, key: Key) -> list[PackFile]:
         """Return the files in which a row is written."""
@@ -311,18 +303,31 @@ class PackReader:
         self.counters.queued = len(self._demand) + len(self._prefetch)
 
     def _advance(self) -> None:
-        """Take what has arrived, keep the kernel busy, and only then compute checksums."""
-        touched: dict[int, Row] = {}
+        """Check what has arrived, rows that somebody waits for first."""
+        for row in sorted(self._ready.values(), key=lambda row: row.prefetch):
+            while row.ticket in self._ready:
+                self._check(row)
+
+    def _take(self) -> None:
+        """Take what has arrived, and keep the kernel busy."""
         for tag, result in self._engine.reap():
             piece = self._pieces.pop(tag)
             piece.row.in_flight -= 1
             self._settle(piece, result)
-            touched[piece.row.ticket] = piece.row
+            self._ready[piece.row.ticket] = piece.row
         self._fill()
-        for row in touched.values():
+
+    def _check(self, row: Row) -> None:
+        """Take the checksum of a row one piece further, and end the row if it has ended.
+
+        One piece, and then the kernel again: no more than that ever delays the next read.
+        """
+        if row.error is None and row.hashed in row.arrived:
+            row.hash_piece(self.verify)
+        if row.error is not None or row.hashed not in row.arrived:
+            del self._ready[row.ticket]
             self._finish(row)
-        if self._demand or self._prefetch:
-            self._fill()
+        self._take()
 
     def _settle(self, piece: Piece, result: int) -> None:
         """Decide what the kernel's answer means for a piece."""
@@ -367,20 +372,12 @@ class PackReader:
         piece.row.error = piece.row.error or piece.row.failure(kind, wanted, found, advice)
 
     def _finish(self, row: Row) -> None:
-        """Compute the checksum as far as a row has arrived, and end the row if it has ended."""
+        """End a row if all of it has arrived and was hashed, or if it failed."""
         if row.error is None:
-            while (stop := row.arrived.pop(row.hashed, None)) is not None:
-                if self.verify:
-                    row.hasher.update(row.buffer[row.hashed : stop])
-                row.hashed = stop
             if row.hashed < self.spec.row_bytes:
                 return
-            digest = row.hasher.intdigest() if self.verify else row.wanted
-            if digest != row.wanted:
+            if self.verify and not row.matches():
                 self.counters.checksum_errors += 1
-                wanted, found = f"checksum {row.wanted:016x}", f"{digest:016x}"
-                advice = "Write the layer again; moet pack verify --deep names every bad row."
-                row.error = row.failure(PackErrorKind.ROW_DAMAGED, wanted, found, advice)
         # The kernel may still write into the buffer of a row that failed.
         if row.in_flight:
             return

@@ -1,12 +1,16 @@
 """The state of rows that are being read."""
 
+from typing import Any
+
 import msgspec
 
+from moet_core.row import ROW_ALIGNMENT
 from moet_store.direct import PackFile
 from moet_store.errors import PackError, PackErrorKind
 from moet_store.manifest import row_hasher
+from moet_store.memory import address_of
 
-__all__ = ["Completion", "Key", "Piece", "Row"]
+__all__ = ["Completion", "Key", "Piece", "Row", "row_buffer"]
 
 Key = tuple[int, int]
 """Model layer and expert."""
@@ -56,6 +60,23 @@ class Row:
         self.in_flight = 0
         self.error: PackError | None = None
 
+    def hash_piece(self, verify: bool) -> None:
+        """Take the checksum past the piece that comes next; it must have arrived."""
+        stop = self.arrived.pop(self.hashed)
+        if verify:
+            self.hasher.update(self.buffer[self.hashed : stop])
+        self.hashed = stop
+
+    def matches(self) -> bool:
+        """Compare the checksum of the whole row with the manifest's; `error` says what differs."""
+        digest = self.hasher.intdigest()
+        if digest == self.wanted:
+            return True
+        wanted, found = f"checksum {self.wanted:016x}", f"{digest:016x}"
+        advice = "Write the layer again; moet pack verify --deep names every bad row."
+        self.error = self.failure(PackErrorKind.ROW_DAMAGED, wanted, found, advice)
+        return False
+
     def failure(self, kind: PackErrorKind, wanted: str, found: str, advice: str) -> PackError:
         """Say what is wrong with the row in the file that it is read from."""
         layer, expert = self.key
@@ -81,3 +102,24 @@ class Piece:
         self.start = self.at = start
         self.stop = stop
         self.attempts = 0
+
+
+def row_buffer(buffer: Any, row_bytes: int, key: Key) -> memoryview:
+    """Return memory that a row can be read into, as bytes.
+
+    Raises:
+        PackError: BUFFER, a row cannot be read into it.
+    """
+    data = memoryview(buffer).cast("B")
+    length, readonly = len(data), data.readonly
+    if length != row_bytes or readonly or address_of(data) % ROW_ALIGNMENT:
+        raise PackError(
+            PackErrorKind.BUFFER,
+            None,
+            wanted=f"{row_bytes} writable bytes that start on a page",
+            found=f"{length} {'read-only ' if readonly else ''}bytes at {address_of(data):#x}",
+            advice="Take them from moet_store.aligned_buffer.",
+            layer=key[0],
+            expert=key[1],
+        )
+    return data
