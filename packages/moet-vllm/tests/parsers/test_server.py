@@ -1,7 +1,7 @@
 """The parsers inside a real server: every tool_choice, streamed and not, by client and by hand.
 
-The model's weights are random, so what it says is forced: by the constraint vLLM derives from the
-tools where a call is demanded, by a choice of one reply where it is not.
+TinyMoE makes calls by itself, at its own precision all of its held-out ones. What it would not say
+of itself, several calls and malformed ones, is forced by a choice of one reply.
 """
 
 import json
@@ -18,7 +18,10 @@ from typing import Any
 
 import pytest
 
-from moet_vllm.synthetic import write_checkpoint
+from moet_vllm.native import write_bf16_copy
+from moet_vllm.parsers import family
+from moet_vllm.parsers.history import render_calls
+from moet_vllm.tinymoe import CHECKPOINT, held_out
 
 pytestmark = pytest.mark.engine
 
@@ -28,6 +31,7 @@ FORECAST = {
     "type": "function",
     "function": {
         "name": "forecast",
+        "description": "Weather of a town",
         "parameters": {
             "type": "object",
             "properties": {"town": {"type": "string", "enum": TOWNS}},
@@ -41,20 +45,26 @@ ONE = "<tool_call>forecast<arg_key>town</arg_key><arg_value>Oslo</arg_value></to
 TWO = f"Both. {ONE}{ONE}"
 
 
+QUESTIONS = [case for case in held_out().cases if case.call is not None][:5]
+# Decoded and encoded again, this would be other bytes.
+WRITTEN = '{"symbol":"UX570", "days":1e1,"more":{"a":[1,2]}}'
+
+
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("server")
-    model = write_checkpoint(folder / "model", source="bf16")
+    model = write_bf16_copy(CHECKPOINT, folder / "model")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [
         *(sys.executable, "-m", "moet_vllm.server", "serve", str(model)),
         *("--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port)),
-        *("--enforce-eager", "--max-model-len", "1024", "--max-num-seqs", "4"),
+        *("--dtype", "bfloat16", "--enforce-eager"),
+        *("--max-model-len", "2048", "--max-num-seqs", "4"),
         *("--enable-auto-tool-choice", "--tool-call-parser", "moet_glm47"),
-        *("--reasoning-parser", "moet_glm47"),
-        # Random weights would fill the reply with the blanks that JSON allows anywhere.
+        *("--reasoning-parser", "moet_glm47", "--tokenizer-mode", "moet_glm47"),
+        # So small a model would fill a demanded call with the blanks that JSON allows anywhere.
         *("--structured-outputs-config.backend", "xgrammar"),
         *("--structured-outputs-config.disable_any_whitespace", "true"),
     ]
@@ -170,7 +180,17 @@ def _joined(chunks: list[dict[str, Any]]) -> tuple[str, list[Any], str]:
 @pytest.mark.parametrize("ask", [by_hand, by_client])
 @pytest.mark.parametrize("stream", [False, True])
 class TestEveryChoice:
-    def test_auto(self, url: str, ask: Any, stream: bool) -> None:
+    @pytest.mark.parametrize("case", QUESTIONS, ids=lambda case: case.call["name"])
+    def test_auto(self, url: str, ask: Any, stream: bool, case: Any) -> None:
+        request = {**body("auto", None), "messages": case.messages, "tools": case.tools}
+        content, calls, reason = ask(url, request, stream)
+        assert content == ""
+        assert [(name, json.loads(text)) for name, text in calls] == [
+            (case.call["name"], case.call["arguments"])
+        ]
+        assert reason == "tool_calls"
+
+    def test_auto_with_two_calls(self, url: str, ask: Any, stream: bool) -> None:
         content, calls, reason = ask(url, body("auto", TWO), stream)
         assert content == "Both."
         assert calls == [("forecast", '{"town": "Oslo"}')] * 2
@@ -190,7 +210,7 @@ class TestEveryChoice:
     def test_a_demanded_call(
         self, url: str, ask: Any, stream: bool, choice: Any, reason: str
     ) -> None:
-        # Random weights would add calls until the limit.
+        # So small a model would add calls until the limit.
         request = {**body(choice, None), "parallel_tool_calls": False}
         content, calls, found = ask(url, request, stream)
         assert content == ""
@@ -210,3 +230,24 @@ def test_responses(url: str) -> None:
         )
     calls = [item for item in answer.output if item.type == "function_call"]
     assert json.loads(calls[0].arguments)["town"] in TOWNS
+
+
+def test_an_earlier_call_is_the_same_bytes_in_the_next_prompt(url: str) -> None:
+    function = {"name": "get_stock", "arguments": WRITTEN}
+    calls = [{"id": "id0", "type": "function", "function": function}]
+    messages = [
+        {"role": "user", "content": "Show the price of UX570."},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "id0", "content": "41.5"},
+    ]
+    root = url.removesuffix("/v1")
+    tokens = _post(f"{root}/tokenize", {"model": "m", "messages": messages})["tokens"]
+    prompt = _post(f"{root}/detokenize", {"model": "m", "tokens": tokens})["prompt"]
+    assert render_calls(family("glm47"), calls) in prompt
+
+
+def _post(url: str, data: dict[str, Any]) -> dict[str, Any]:
+    headers = {"Content-Type": "application/json"}
+    call = urllib.request.Request(url, json.dumps(data).encode(), headers)
+    with urllib.request.urlopen(call, timeout=60) as answer:
+        return json.loads(answer.read())

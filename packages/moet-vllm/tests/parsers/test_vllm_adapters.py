@@ -31,7 +31,7 @@ def reasoning(name: str = "moet_glm47", *, plain: bool = False, **settings: Any)
     return cls(tokenizer, chat_template_kwargs=settings)
 
 
-def request(choice: str = "auto") -> Any:
+def request(choice: Any = "auto") -> Any:
     return SimpleNamespace(tools=[TOOL], tool_choice=choice, messages=[])
 
 
@@ -83,6 +83,17 @@ def test_without_a_prompt_the_request_and_the_family_say_it() -> None:
 
 def test_a_closing_marker_shows_that_an_unseen_prompt_opened_thinking() -> None:
     assert reasoning("moet_glm45").extract_reasoning("a</think>b", request()) == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "clock"}}]
+)
+def test_a_demanded_call_shows_that_an_unseen_prompt_opened_no_thinking(choice: Any) -> None:
+    reply = '[{"name": "clock", "parameters": {}}]'
+    assert reasoning().extract_reasoning(reply, request(choice)) == (None, reply)
+    assert reasoning().extract_reasoning(reply, request()) == (reply, None)
+    thought = "[1] first</think>" + reply
+    assert reasoning().extract_reasoning(thought, request(choice)) == ("[1] first", reply)
 
 
 def test_a_vocabulary_without_markers_means_no_thinking() -> None:

@@ -101,16 +101,14 @@ class MoetReasoningParser(ReasoningParser):
 
     def extract_reasoning(self, model_output: str, request: Any) -> tuple[str | None, str | None]:
         """Part a whole reply into thinking and what follows."""
+        choice = _choice(request)
         start = self._start()
-        if start is Thinking.MODEL and self._prompt is None:
-            # Only a prompt that was not seen can have opened what the reply closes.
-            before, closed, _ = model_output.partition(THINK_CLOSE)
-            if closed and THINK_OPEN not in before:
-                start = Thinking.PROMPT
+        if self._prompt is None:
+            start = _start_of_whole(model_output, start, choice)
         stage = ThinkingStage(self.grammar, start)
         first, last = stage.feed(model_output), stage.finish()
         rest = first.rest + last.rest
-        if _choice(request).kind == "none":
+        if choice.kind == "none":
             # vLLM does not show such a reply to the tool parser, except in a stream.
             rest = _content(self.grammar, rest)
         return (first.reasoning + last.reasoning) or None, rest or None
@@ -234,6 +232,19 @@ class MoetToolParser(ToolParser):
 
 def _choice(request: Any) -> ToolChoice:
     return read_choice(request.tool_choice, has_tools=bool(request.tools))
+
+
+def _start_of_whole(reply: str, start: Thinking, choice: ToolChoice) -> Thinking:
+    """Correct by the whole reply how it began, where the prompt was not seen."""
+    before, closed, _ = reply.partition(THINK_CLOSE)
+    if start is Thinking.MODEL and closed and THINK_OPEN not in before:
+        # Only the prompt can have opened what the reply closes.
+        return Thinking.PROMPT
+    demanded = choice.kind in ("required", "named")
+    if start is Thinking.PROMPT and demanded and not closed and reply.lstrip()[:1] in ("[", "{"):
+        # vLLM constrains only what is no thinking, so there was none.
+        return Thinking.OFF
+    return start
 
 
 def _calls_before(request: Any) -> int:
