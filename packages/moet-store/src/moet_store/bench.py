@@ -155,8 +155,8 @@ def _run_store(
 ) -> Sample:
     """Read random rows, as many at a time as `depth` pieces need or one after the other.
 
-    Every run takes new memory, as fio does: where the machine happens to place it decides up to
-    half of the rate, and would otherwise be drawn once for all runs of a kind.
+    Every run takes new memory, as fio does: where the machine happens to place it changes the
+    rate, and would otherwise be drawn once for all runs of a kind.
     """
     order = random.Random()  # noqa: S311 - which rows are read is no secret
     with PackReader([path], depth=depth, verify=verify) as reader:
