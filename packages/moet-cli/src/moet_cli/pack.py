@@ -171,7 +171,7 @@ def run_bench(
             f"reader: {comparison.engine}, "
             f"{'O_DIRECT' if comparison.direct else 'page cache'}, depth {comparison.depth} MiB, "
             f"{comparison.fallback_count} fallbacks; {rounds} rounds of {seconds:g} s, one run of "
-            "each kind a round, in alternating order; a row is read in random order, checksums "
+            "each kind a round, in random order; a row is read in random order, checksums "
             "on unless the name says otherwise"
             for comparison in found
         ),

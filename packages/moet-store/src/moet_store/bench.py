@@ -1,8 +1,8 @@
-"""Measures the reader against what the drive gives to others, in alternating runs.
+"""Measures the reader against what the drive gives to others, in interleaved runs.
 
 Shared drives swing by a factor of two within seconds. Everything that is compared is therefore
-measured in rounds, one run of each a round, in an order that turns around from round to round, and
-ratios are taken within a round.
+measured in rounds, one run of each a round, in an order drawn anew for each round, and ratios are
+taken within a round.
 """
 
 import os
@@ -242,7 +242,8 @@ def _rounds(
 ) -> dict[str, list[Sample]]:
     samples: dict[str, list[Sample]] = {name: [] for name in runs}
     for number in range(rounds):
-        order = list(runs) if number % 2 == 0 else list(reversed(runs))
+        # Shuffled: a run leaves memory and drive to the next, so that neighbours must change.
+        order = random.sample(list(runs), len(runs))
         for place, name in enumerate(order):
             progress("measuring", (number * len(runs) + place) / (rounds * len(runs)))
             samples[name].append(runs[name]())
