@@ -2,10 +2,11 @@
 
     nox -s demo      start a real vLLM server with 2-bit experts, talk to it, stop it
     nox -s tests     every package's tests
-    nox -s lint      ruff, mypy, the import direction and the documentation checks
+    nox -s lint      ruff, mypy, and the tables of docs/ against bench/results
     nox -s alone     each package's tests in a fresh environment that holds nothing else
     nox -s sass      learn the SASS tables anew and test the assembler against ptxas and nvdisasm
     nox -s bench     a quick benchmark of the demo recipe
+    nox -s sass      learn the SASS tables anew with NVIDIA's tools and test the toolchain
     nox -s gpu       the tests that need an NVIDIA GPU
 
 Two environments are shared by all sessions and kept between runs under .nox/: `serving`
@@ -162,9 +163,10 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run every package's tests (arguments after -- go to pytest)."""
+    """Run every package's tests and those of bench/ (arguments after -- go to pytest)."""
     python = serving_env(session)
-    args = session.posargs or [f"packages/{name}/tests" for name in PACKAGES]
+    everything = [*(f"packages/{name}/tests" for name in PACKAGES), "bench/tinymoe/tests"]
+    args = session.posargs or everything
     run(session, str(python), "-m", "pytest", *args)
 
 
