@@ -6,7 +6,6 @@
     nox -s alone     each package's tests in a fresh environment that holds nothing else
     nox -s sass      learn the SASS tables anew and test the assembler against ptxas and nvdisasm
     nox -s bench     a quick benchmark of the demo recipe
-    nox -s sass      learn the SASS tables anew with NVIDIA's tools and test the toolchain
     nox -s gpu       the tests that need an NVIDIA GPU
 
 Two environments are shared by all sessions and kept between runs under .nox/: `serving`
