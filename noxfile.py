@@ -77,7 +77,7 @@ def fresh_env(folder: Path) -> Path:
 
 
 def pip(python: Path, *args: str) -> None:
-    # Only a part of what is installed is ever imported: byte-compile that part when it is.
+    # Only a part of what is installed is ever imported: `run` lets Python compile that part then.
     install = ["--disable-pip-version-check", "install", "-q", "--no-compile", *args]
     subprocess.run([str(python), "-m", "pip", *install], check=True)
 
@@ -149,8 +149,9 @@ def tools_env() -> Path:
 
 
 def run(session: nox.Session, *command: str, cwd: Path = ROOT) -> None:
+    # Containers often forbid writing byte code; every engine would compile all of vLLM anew then.
     with session.chdir(cwd):
-        session.run(*command, external=True)
+        session.run(*command, external=True, env={"PYTHONDONTWRITEBYTECODE": ""})
 
 
 @nox.session
