@@ -1,6 +1,7 @@
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +12,14 @@ import psutil
 import pytest
 
 FAKE = Path(__file__).parent / "fake"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def heeded_signals():
+    """Undo what a shell does to background jobs: ignored signals would be inherited by moet."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def runs(pid):
