@@ -68,4 +68,4 @@ def test_w2_answers_as_stock_on_the_decoded_checkpoint(
     found = compare(wanted["answers"], got["answers"])
     comparisons[f"{source} {parallel}"] = found
     assert not found.faults, found.faults
-    assert found.compared >= len(PROMPTS) * TOKENS // 2, f"too little is comparable: {found}"
+    assert found.compared >= len(PROMPTS) * TOKENS // 3, f"too little is comparable: {found}"
