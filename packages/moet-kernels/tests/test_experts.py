@@ -6,7 +6,7 @@ from moet_core.codecs import codec_names
 from moet_core.row import decode_row, encode_expert, row_layout
 from moet_core.samples import typical_source
 from moet_kernels import experts as module
-from moet_kernels.experts import experts
+from moet_kernels.experts import add_parts, combine_parts, experts
 
 HIDDEN, INTERMEDIATE, EXPERTS = 64, 96, 5
 
@@ -145,6 +145,33 @@ def test_no_tokens_give_no_rows():
     assert run(make_batch(tokens=0), make_rows()).shape == (0, HIDDEN)
 
 
+def test_every_expert_routed_to_is_marked_as_wanted():
+    wanted = torch.zeros(EXPERTS, dtype=torch.uint8)
+    batch = make_batch()
+    run(batch, make_rows(), slots=[0, -1, 2, -1, 4], wanted=wanted)
+    assert set(wanted.nonzero().flatten().tolist()) == set(batch[2].flatten().tolist())
+
+
+def test_marks_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match=r"wanted must be uint8 \[5\], got torch.bool \[5\]"):
+        run(make_batch(), make_rows(), wanted=torch.zeros(EXPERTS, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("groups", [[[0], [1, 2], [3, 4]], [[4, 0, 2], [], [1, 3]]])
+def test_experts_in_groups_that_share_slots_do_not_change_a_bit(dtype, groups):
+    x, weights, ids = make_batch(dtype=dtype)
+    rows = torch.from_numpy(make_rows())
+    parts = torch.zeros(ids.numel(), HIDDEN)
+    sizes = {"hidden": HIDDEN, "intermediate": INTERMEDIATE}
+    for group in groups:
+        slot_of = torch.full((EXPERTS,), -1, dtype=torch.int32)
+        slot_of[group] = torch.arange(len(group), dtype=torch.int32)
+        add_parts(parts, x, ids, rows[group], slot_of, **sizes)
+    whole = run((x, weights, ids), rows.numpy())
+    assert torch.equal(combine_parts(parts, weights, dtype), whole)
+
+
 def test_the_registered_op_passes_torchs_own_checks():
     x, weights, ids = make_batch()
     args = (
@@ -154,6 +181,7 @@ def test_the_registered_op_passes_torchs_own_checks():
         torch.from_numpy(make_rows()),
         torch.tensor([0, -1, 2, 3, 4], dtype=torch.int32),
         torch.zeros(1, dtype=torch.int32),
+        torch.zeros(EXPERTS, dtype=torch.uint8),
         HIDDEN,
         INTERMEDIATE,
         "w2",
