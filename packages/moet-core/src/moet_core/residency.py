@@ -175,22 +175,21 @@ class PoolPolicy:
     def want(self, wanted: NDArray[np.bool_]) -> list[Key]:
         """Pin what one forward pass of this step was routed to, and count it as used.
 
-        Call it once a pass with all that this pass was routed to. Experts of earlier passes of the
-        step stay pinned as long as that leaves room: a repaired layer may route the next one
-        elsewhere, and what only the former routing needed must not block the pool.
+        Call it once a pass, with all that this pass was routed to. Experts of earlier passes of
+        the step stay pinned as long as that leaves room: once repaired, a layer may route the next
+        one elsewhere, and what only the former routing needed must not block the pool.
 
         Args:
             wanted: bool [L, E].
 
         Returns:
-            The experts of this step, of any pass so far, that are absent, ascending. Those on
-            their way are among them.
+            Those of them that are absent, newly or still, ascending; also those on their way.
         """
         flat = self._flat(wanted)
         self._use(flat)
         self._pass_wanted[:] = flat
         self._step_wanted |= flat
-        return self._keys(np.flatnonzero(self._step_wanted & (self._slot_of < 0)))
+        return self._keys(np.flatnonzero(flat & (self._slot_of < 0)))
 
     def note(self, wanted: NDArray[np.bool_]) -> None:
         """Count experts as used by this step without pinning them: a streamed step needs no slot.
