@@ -135,6 +135,27 @@ def test_scans_never_evict():
     assert set(arena) == {(0, 1), (0, 2)}
 
 
+def test_room_is_what_can_be_claimed():
+    arena = Arena(4, ROW)
+    fill(arena, (0, 1), (0, 2), (0, 3))
+    arena.begin_step()
+    assert arena.room == 4
+    arena.get((0, 2))
+    slot = arena.claim((0, 4), evict=True)
+    assert arena.room == 2
+    arena.publish(slot)
+    assert arena.room == 2
+    assert fill(arena, (0, 5), (0, 6), (0, 7)) == [(0, 7)]
+    assert arena.room == 0
+
+
+def test_memory_of_a_slot_is_that_of_its_row():
+    arena = Arena(2, ROW)
+    fill(arena, (0, 7))
+    slot = arena.slot_of((0, 7))
+    assert bytes(arena.memory(slot)) == bytes(arena.get((0, 7))) == b"\7" * ROW
+
+
 def test_the_hottest_come_first():
     arena = Arena(3, ROW)
     fill(arena, (0, 0), (0, 1), (0, 2))

@@ -52,6 +52,17 @@ def test_a_row_on_its_way_keeps_its_ticket(open_store):
     store.wait()
 
 
+def test_a_row_is_coming_until_it_is_published(open_store):
+    store = open_store()
+    assert not store.is_coming((1, 0))
+    (ticket,) = store.submit([(1, 0)])
+    assert store.is_coming((1, 0))
+    assert store.tickets([(1, 1), (1, 0)]) == [ticket]
+    store.wait()
+    assert not store.is_coming((1, 0))
+    assert store.tickets([(1, 0)]) == []
+
+
 def test_polling_publishes(open_store):
     store = open_store()
     store.submit([(1, 0)])

@@ -91,6 +91,17 @@ class Arena:
         """Return the slot of a row, None if it is absent; counts as no use."""
         return self._slot_of.get(key)
 
+    def memory(self, slot: int) -> memoryview:
+        """Return the memory of a slot, for copies that want a plain buffer; it is not to change."""
+        return self._writable[slot]
+
+    @property
+    def room(self) -> int:
+        """How many slots `claim` can give out before the step ends."""
+        self._fold()
+        used = np.count_nonzero(self._last == self.step)
+        return len(self._free) + len(self._slot_of) - int(used)
+
     def claim(self, key: Key, *, evict: bool) -> int | None:
         """Take a slot to read a row into; nobody can look it up until it is published.
 

@@ -67,6 +67,14 @@ class ExpertStore:
             self._counters.hits += 1
         return view
 
+    def is_coming(self, key: Key) -> bool:
+        """Tell whether a row is on its way; `poll` and `wait` publish what has arrived."""
+        return key in self._tickets
+
+    def tickets(self, keys: Iterable[Key]) -> list[int]:
+        """Return the tickets of those rows that are on their way."""
+        return [self._tickets[key] for key in keys if key in self._tickets]
+
     def submit(self, keys: Sequence[Key], *, prefetch: bool = False) -> list[int]:
         """Start to fetch rows that `get` did not find; returns at once.
 
