@@ -28,7 +28,7 @@ def run_asm(output: Output, source: Path, control: str, twin: Path | None, out: 
     words = assemble(program, table)
     with tempfile.TemporaryDirectory() as folder:
         shell = twin or _compile_twin(program, source, Path(folder))
-        image = link(shell.read_bytes(), program.kernel, words, program.registers, program.exits)
+        image = link(shell.read_bytes(), program, words)
     out.write_bytes(image)
     output.result(
         {"event": "asm", "kernel": program.kernel, "instructions": len(words), "out": str(out)},
@@ -128,7 +128,7 @@ def run_verify(output: Output, source: Path) -> None:
         words = assemble(program, table)
         with tempfile.TemporaryDirectory() as folder:
             twin = _compile_twin(program, source, Path(folder))
-            image = link(twin.read_bytes(), program.kernel, words, program.registers, program.exits)
+            image = link(twin.read_bytes(), program, words)
         findings = check(Cubin(image), program.kernel, table, program)
         cycles = sum(s.control.stall for s in program.statements if s.control)
         output.result(

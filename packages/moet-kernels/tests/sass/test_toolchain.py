@@ -12,7 +12,7 @@ from moet_kernels.sass.build import learn_from
 from moet_kernels.sass.cases import kernel_source
 from moet_kernels.sass.control import CONTROL_MASK
 from moet_kernels.sass.corpus import build_corpus
-from moet_kernels.sass.cubin import Cubin
+from moet_kernels.sass.cubin import RESERVED_REGISTERS, Cubin
 from moet_kernels.sass.emulate import Launch, emulate
 from moet_kernels.sass.errors import SassError
 from moet_kernels.sass.hazards import check_hazards
@@ -20,6 +20,7 @@ from moet_kernels.sass.learn import learn, samples_of
 from moet_kernels.sass.link import link
 from moet_kernels.sass.machine import Buffer
 from moet_kernels.sass.one_op import ONE_OPS, THREADS, inputs_of, ptx_module
+from moet_kernels.sass.roles import accesses, register_tokens
 from moet_kernels.sass.schedule import tuned
 from moet_kernels.sass.table import committed_table
 from moet_kernels.sass.tools import compile_cuda, compile_ptx, have_tools
@@ -34,6 +35,14 @@ pytestmark = pytest.mark.skipif(
 def corpus(request, tmp_path_factory):
     arch = ARCHITECTURES[request.param]
     return arch, build_corpus(arch, tmp_path_factory.mktemp(arch.name))
+
+
+def touched(instruction, form):
+    """All registers of an instruction; those of an unknown form count singly."""
+    if form is None:
+        return {(file, number) for _, file, number in register_tokens(instruction) if number < 255}
+    writes, reads = accesses(instruction, form)
+    return writes | {register for register, _ in reads}
 
 
 def words_of(compiled):
@@ -84,6 +93,19 @@ def test_compiled_code_has_no_hazard(corpus):
         assert check_hazards(program, table) == [], program.kernel
 
 
+def test_compiled_code_never_names_the_reserved_registers(corpus):
+    arch, compiled = corpus
+    table = committed_table(arch)
+    for program in disassemble_all([c.cubin for c in compiled if c.scheduled]):
+        named = {
+            register
+            for s in program.statements
+            for register in touched(s.instruction, table.forms.get(s.instruction.key))
+        }
+        highest = max(number for file, number in named if file == "R")
+        assert highest == program.registers - 1, (program.kernel, highest, program.registers)
+
+
 @pytest.mark.parametrize("name", ["copy", "w2_gemm_bf16", "w2_gemm_e4m3"])
 def test_a_linked_kernel_passes_the_audit(name, tmp_path):
     import moet_kernels.sass.kernels as folder
@@ -96,9 +118,9 @@ def test_a_linked_kernel_passes_the_audit(name, tmp_path):
         __import__("pathlib").Path(folder.__file__).parent / f"{name}.cu", twin, program.arch.name
     )
     words = assemble(program, table)
-    image = link(twin.read_bytes(), name, words, program.registers, program.exits)
+    image = link(twin.read_bytes(), program, words)
     assert audit(Cubin(image), name, table, program) == []
-    assert Cubin(image).registers(name) >= program.registers
+    assert Cubin(image).registers(name) == program.registers + RESERVED_REGISTERS
 
 
 @pytest.mark.parametrize("arch", [SM90A, SM120A], ids=lambda a: a.name)

@@ -7,7 +7,7 @@ import msgspec
 
 from moet_kernels.sass.arch import Architecture
 from moet_kernels.sass.control import Control
-from moet_kernels.sass.cubin import Cubin
+from moet_kernels.sass.cubin import RESERVED_REGISTERS, Cubin
 from moet_kernels.sass.errors import Flaw, SassError, SourceError
 from moet_kernels.sass.listing import disassemble_words
 from moet_kernels.sass.operands import NO_REGISTER, parse
@@ -104,7 +104,7 @@ def _program(cubin: Cubin, kernel: str, texts: Sequence[str | None], base: int) 
     return Program(
         cubin.arch,
         kernel,
-        cubin.registers(kernel),
+        cubin.registers(kernel) - RESERVED_REGISTERS,
         tuple(_without_padding(statements)),
         None,
         cubin.shared_bytes(kernel),

@@ -6,7 +6,7 @@ import msgspec
 
 from moet_kernels.sass.assemble import assemble, disassemble
 from moet_kernels.sass.control import SCOREBOARDS
-from moet_kernels.sass.cubin import EXIT_OFFSETS, Cubin
+from moet_kernels.sass.cubin import EXIT_OFFSETS, RESERVED_REGISTERS, Cubin
 from moet_kernels.sass.errors import SassError
 from moet_kernels.sass.hazards import check_hazards
 from moet_kernels.sass.operands import NO_REGISTER
@@ -92,25 +92,27 @@ def _registers(program: Program) -> Iterator[Finding]:
     for statement in program.statements:
         for _, file, number in register_tokens(statement.instruction):
             if file == "R" and number != NO_REGISTER and number >= program.registers:
-                message = f"R{number} is used, the kernel has {program.registers} registers."
+                message = (
+                    f"R{number} is named; the cubin counts "
+                    f"{program.registers + RESERVED_REGISTERS} registers, of which compiled code "
+                    f"never names the last {RESERVED_REGISTERS}."
+                )
                 yield Finding("registers", statement.address, statement.text, message)
 
 
 def _barriers(program: Program, cubin: Cubin, kernel: str) -> Iterator[Finding]:
     # Attribute 0x4c, NUM_BARRIERS; absent where a kernel has none.
-    declared = next(
-        (a.value for a in cubin.attributes(f".nv.info.{kernel}") if a.code == 0x4C), None
-    )
+    declared = next((a.value for a in cubin.attributes(f".nv.info.{kernel}") if a.code == 0x4C), 0)
     for statement in program.statements:
         control = statement.control
         assert control is not None
         if control.wait >> SCOREBOARDS:
             message = "the wait mask names a scoreboard that does not exist."
             yield Finding("barriers", statement.address, statement.text, message)
-        if statement.instruction.opcode != "BAR" or declared is None:
+        if statement.instruction.opcode != "BAR":
             continue
         first = statement.instruction.operands[0] if statement.instruction.operands else None
-        if first is not None and first.template == "I" and first.values[0] >= max(declared, 1):
+        if first is not None and first.template == "I" and first.values[0] >= declared:
             message = f"barrier {first.values[0]} is used, the cubin declares {declared}."
             yield Finding("barriers", statement.address, statement.text, message)
 

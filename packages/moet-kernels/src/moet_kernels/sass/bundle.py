@@ -53,9 +53,7 @@ def make_bundle(folder: Path, fault_variants: tuple[str, ...] = ("twin", "tuned"
             program = schedule(kernel_source(kernel), table)
             words = assemble(program, table)
             path = folder / f"{kernel}.{mode}.cubin"
-            path.write_bytes(
-                link(twin.read_bytes(), kernel, words, program.registers, program.exits)
-            )
+            path.write_bytes(link(twin.read_bytes(), program, words))
             variants[kernel][mode] = path.name
             programs[kernel, mode] = program
     cases = _cases(folder)

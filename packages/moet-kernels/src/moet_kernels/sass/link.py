@@ -10,51 +10,85 @@ from collections.abc import Sequence
 
 import msgspec
 
-from moet_kernels.sass.cubin import EXIT_OFFSETS, REGISTER_COUNT, Cubin
+from moet_kernels.sass.cubin import (
+    EXIT_OFFSETS,
+    MOST_REGISTERS,
+    REGISTER_COUNT,
+    RESERVED_REGISTERS,
+    Attribute,
+    Cubin,
+)
 from moet_kernels.sass.errors import SassError
 from moet_kernels.sass.listing import NOP
+from moet_kernels.sass.source import Program
 
-__all__ = ["link"]
+__all__ = ["link", "replace_code"]
 
 _ALIGNMENT = 128
-_REGISTER_UNIT = 8  # registers are given out in eights
-_MOST_REGISTERS = 255
+_REGISTER_LIMIT = 0x1B
+# Attributes that hold for any code of the same function; others list places in the twin's code.
+_CARRIED = frozenset(bytes.fromhex("05 0a 17 19 1b 1c 1e 36 37 4a 4c 50 5f 66 6b 6d"))
 
 
-def link(
-    twin: bytes, kernel: str, words: Sequence[int], registers: int, exits: Sequence[int]
-) -> bytes:
-    """Replace a kernel's code in the cubin of its twin.
+def link(twin: bytes, program: Program, words: Sequence[int]) -> bytes:
+    """Replace the code of a program's twin by the program's.
 
     Args:
         twin: the twin's cubin.
+        program: what the words were assembled from.
+        words: its instruction words, control fields included.
+
+    Raises:
+        SassError: the cubin has no such kernel, is for another architecture, has other parameters
+            or less shared memory than the program declares, or needs what is not moved.
+    """
+    cubin = Cubin(twin)
+    if cubin.arch != program.arch:
+        raise SassError(f"The program is for {program.arch.name}, its twin for {cubin.arch.name}.")
+    kernel = program.kernel
+    if program.parameters != cubin.parameter_bytes(kernel):
+        raise SassError(
+            f"{kernel} declares {program.parameters} bytes of parameters, its twin takes "
+            f"{cubin.parameter_bytes(kernel)}."
+        )
+    if program.shared > cubin.shared_bytes(kernel):
+        raise SassError(
+            f"{kernel} declares {program.shared} bytes of shared memory, its twin has "
+            f"{cubin.shared_bytes(kernel)}."
+        )
+    return replace_code(cubin, kernel, words, program.registers, program.exits)
+
+
+def replace_code(
+    cubin: Cubin, kernel: str, words: Sequence[int], registers: int, exits: Sequence[int]
+) -> bytes:
+    """Replace a kernel's code in a cubin.
+
+    Args:
+        cubin: where; it is changed.
         kernel: which of its kernels.
         words: instruction words, control fields included.
-        registers: how many registers a thread needs; the twin's count stays if it is larger.
+        registers: how many registers the code names, from R0 on; the count only ever rises.
         exits: byte addresses of the EXIT instructions.
 
     Raises:
-        SassError: the twin has no such kernel, or needs what the linker does not move.
+        SassError: the kernel is not there, or needs what is not moved.
     """
-    cubin = Cubin(twin)
+    _refuse_relocations(cubin, kernel)
     # The compiler ends every kernel with a branch to itself: no warp can run on into nothing.
     trap = [word for word in cubin.words(kernel) if word != NOP][-1]
-    words = [*words, trap]
-    code = b"".join(word.to_bytes(16, "little") for word in words)
+    code = b"".join(word.to_bytes(16, "little") for word in (*words, trap))
     code += NOP.to_bytes(16, "little") * (-len(code) % _ALIGNMENT // 16)
-    # Unwinding tables keep the twin's size; code shorter than they say has no precedent.
-    missing = len(cubin.section(f".text.{kernel}").data) - len(code)
-    code += NOP.to_bytes(16, "little") * max(missing // 16, 0)
-    _refuse_relocations(cubin, kernel)
     cubin.section(f".text.{kernel}").data[:] = code
     cubin.set_function_size(kernel, len(code))
-    _raise_registers(cubin, kernel, registers)
     section = f".nv.info.{kernel}"
     attributes = cubin.attributes(section)
     for attribute in attributes:
+        _refuse_places(attribute, kernel)
         if attribute.code == EXIT_OFFSETS:
             attribute.payload = struct.pack(f"<{len(exits)}I", *exits)
     cubin.set_attributes(section, attributes)
+    _raise_registers(cubin, kernel, registers, attributes)
     return cubin.build()
 
 
@@ -67,14 +101,31 @@ def _refuse_relocations(cubin: Cubin, kernel: str) -> None:
             )
 
 
-def _raise_registers(cubin: Cubin, kernel: str, registers: int) -> None:
-    wanted = min(-(-registers // _REGISTER_UNIT) * _REGISTER_UNIT, _MOST_REGISTERS)
+def _refuse_places(attribute: Attribute, kernel: str) -> None:
+    if attribute.code not in _CARRIED:
+        raise SassError(
+            f"The twin's kernel {kernel} has attribute {attribute.code:#x} in its .nv.info, which "
+            "lists places in its code (votes, shuffles, indirect branches); the linker cannot "
+            "carry it over. Write the twin without them."
+        )
+
+
+def _raise_registers(
+    cubin: Cubin, kernel: str, registers: int, attributes: Sequence[Attribute]
+) -> None:
+    wanted = registers + RESERVED_REGISTERS
+    limit = min((a.value for a in attributes if a.code == _REGISTER_LIMIT), default=255)
+    if registers > MOST_REGISTERS or wanted > limit:
+        raise SassError(
+            f"{kernel} names {registers} registers; {RESERVED_REGISTERS} more are reserved, and "
+            f"its twin was compiled for {limit} at most."
+        )
     symbol = cubin.symbol(kernel)
-    attributes = cubin.attributes(".nv.info")
-    for i, attribute in enumerate(attributes):
+    general = cubin.attributes(".nv.info")
+    for i, attribute in enumerate(general):
         if attribute.code == REGISTER_COUNT:
             owner, count = struct.unpack("<II", attribute.payload)
             if owner == symbol and wanted > count:
                 payload = struct.pack("<II", symbol, wanted)
-                attributes[i] = msgspec.structs.replace(attribute, payload=payload)
-    cubin.set_attributes(".nv.info", attributes)
+                general[i] = msgspec.structs.replace(attribute, payload=payload)
+    cubin.set_attributes(".nv.info", general)

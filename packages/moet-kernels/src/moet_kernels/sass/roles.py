@@ -16,7 +16,8 @@ import msgspec
 
 from moet_kernels.sass.arch import Architecture
 from moet_kernels.sass.control import Control
-from moet_kernels.sass.link import link
+from moet_kernels.sass.cubin import MOST_REGISTERS, Cubin
+from moet_kernels.sass.link import replace_code
 from moet_kernels.sass.operands import NO_PREDICATE, Instruction, parse
 from moet_kernels.sass.table import Form, Roles, Table
 from moet_kernels.sass.tools import run_tool
@@ -102,7 +103,8 @@ def learn_roles(table: Table, arch: Architecture, twin: bytes, kernel: str) -> T
     words = [word | Control().bits for word, _ in spread.values()] + [end]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "roles.cubin"
-        path.write_bytes(link(twin, kernel, words, 255, [16 * (len(words) - 1)]))
+        exits = [16 * (len(words) - 1)]
+        path.write_bytes(replace_code(Cubin(twin), kernel, words, MOST_REGISTERS, exits))
         listing = run_tool("nvdisasm", ["-c", "-lrm", "narrow", path])
     rows = dict(_live_rows(listing))
     forms = dict(table.forms)

@@ -4,7 +4,7 @@
     .arch sm_90a
     .kernel copy            name of the kernel
     .twin copy.cu           CUDA C++ source of the kernel that computes the same
-    .registers 32           registers a thread may use
+    .registers 32           registers the code may name, R0 to R31; 253 at most
     .shared 0               bytes of static shared memory
     .parameters 20          bytes of kernel parameters
     loop:
@@ -21,6 +21,7 @@ import msgspec
 
 from moet_kernels.sass.arch import Architecture, architecture
 from moet_kernels.sass.control import Control, parse_control
+from moet_kernels.sass.cubin import MOST_REGISTERS
 from moet_kernels.sass.errors import Flaw, SassError, SourceError
 from moet_kernels.sass.operands import Instruction, parse
 
@@ -60,7 +61,7 @@ class Program(msgspec.Struct, frozen=True):
     Attributes:
         arch: what it runs on.
         kernel: its name.
-        registers: how many registers a thread may use.
+        registers: how many registers the code may name; the cubin counts RESERVED_REGISTERS more.
         statements: its instructions.
         twin: file name of its CUDA C++ twin, None for none.
         shared: bytes of static shared memory.
@@ -138,6 +139,9 @@ def _directive(line: str, number: int, directives: dict[str, str]) -> None:
         raise SourceError(
             Flaw.DIRECTIVE, number, match.start(2) + 1, f".{name} wants a number, not {value!r}."
         )
+    if name == "registers" and int(value) > MOST_REGISTERS:
+        message = f".registers wants at most {MOST_REGISTERS}, not {value}."
+        raise SourceError(Flaw.DIRECTIVE, number, match.start(2) + 1, message)
     directives[name] = value
 
 

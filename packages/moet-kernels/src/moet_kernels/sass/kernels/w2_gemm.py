@@ -158,7 +158,7 @@ def e4m3_source() -> str:
 
 
 def _e4m3_lines() -> Iterator[str]:
-    yield from _header("sm_120a", "w2_gemm_e4m3", 64, 52)
+    yield from _header("sm_120a", "w2_gemm_e4m3", 56, 52)
     yield "  LDCU UR6, c[0x0][0x3b0]"
     yield "  LDCU UR10, c[0x0][0x3a8]"
     yield "  LDCU UR11, c[0x0][0x3ac]"
