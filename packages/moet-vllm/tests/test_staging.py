@@ -11,7 +11,7 @@ from moet_core.errors import TensorError
 from moet_core.row import RowLayout, row_layout
 from moet_core.sources import FloatSource, Fp8Source, Mxfp4Source, Nvfp4Source
 from moet_vllm.formats import FLOAT, MXFP4, NVFP4, ExpertFormat
-from moet_vllm.staging import MATRICES, ExpertStaging
+from moet_vllm.staging import MATRICES, ExpertStaging, PoolRows
 from moet_vllm.synthetic import _quantise, _Random
 
 FP8 = ExpertFormat("fp8", ("weight", "weight_scale_inv"), block=(128, 128))
@@ -39,7 +39,7 @@ def staging(source: str, rank: int = 0, size: int = 1) -> ExpertStaging:
     layout = row_layout("w2", HIDDEN, INTERMEDIATE // size)
     pool = torch.full((EXPERTS, layout.row_bytes), 0xAA, dtype=torch.uint8)
     return ExpertStaging(
-        LAYER, FORMATS[source], layout, pool, zeros="auto", tp_rank=rank, tp_size=size
+        LAYER, FORMATS[source], layout, PoolRows(pool), zeros="auto", tp_rank=rank, tp_size=size
     )
 
 
@@ -82,7 +82,9 @@ def test_rows_equal_the_golden_rows_in_any_order_of_arrival(source: str, size: i
         stage.finish()
         for expert in range(EXPERTS):
             wanted = golden_row(source, tensors, expert, rank, size)
-            assert bytes(stage.pool[expert].numpy()) == wanted, f"expert {expert}, rank {rank}"
+            assert bytes(stage.target.all_rows()[expert].numpy()) == wanted, (
+                f"expert {expert}, rank {rank}"
+            )
 
 
 def test_one_expert_at_a_time_is_held_where_they_come_one_after_the_other() -> None:

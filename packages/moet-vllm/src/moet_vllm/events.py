@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["MARKER", "Converted", "ProcessEnded", "emit"]
+__all__ = ["MARKER", "Converted", "Pool", "ProcessEnded", "emit"]
 
 MARKER = "moet-event: "
 
@@ -31,6 +31,32 @@ class Converted(msgspec.Struct, frozen=True, tag_field="event", tag="converted")
     source: str
     peak_staged_bytes: int
     seconds: float
+
+
+class Pool(msgspec.Struct, frozen=True, tag_field="event", tag="pool"):
+    """A rank's pool of experts is open.
+
+    Attributes:
+        rank: Number of the rank.
+        slots: Experts that it can hold.
+        ring: Slots besides, for experts that a streamed step uses once.
+        experts: Experts of the rank's layers.
+        coverage: Share of the experts that have a slot.
+        pool_bytes: Device memory of the pool.
+        working_set_of_one_token: Most experts that a step of one token wants.
+        repairable_tokens: Tokens up to which a step is repaired; beyond it is streamed.
+        store: Where the other experts wait.
+    """
+
+    rank: int
+    slots: int
+    ring: int
+    experts: int
+    coverage: float
+    pool_bytes: int
+    working_set_of_one_token: int
+    repairable_tokens: int
+    store: str
 
 
 class ProcessEnded(msgspec.Struct, frozen=True, tag_field="event", tag="process-ended"):

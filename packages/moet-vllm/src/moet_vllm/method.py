@@ -12,16 +12,25 @@ from vllm.model_executor.layers.fused_moe.config import (
 )
 from vllm.model_executor.layers.fused_moe.cpu_fused_moe import select_experts
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
+from vllm.model_executor.models.utils import extract_layer_index
 from vllm.platforms import current_platform
 
+from moet_core.errors import ConfigError
 from moet_core.row import row_layout
 from moet_kernels.experts import experts
 from moet_vllm import report
 from moet_vllm.config import MoetConfig
 from moet_vllm.formats import ExpertFormat
-from moet_vllm.staging import ExpertStaging
+from moet_vllm.residency.build import current_build
+from moet_vllm.residency.op import resident_experts
+from moet_vllm.staging import ExpertStaging, PoolRows, RowTarget
 
 __all__ = ["MoetExpertsMethod"]
+
+NEEDED_FLAGS = (
+    "--worker-cls moet_vllm.residency.worker.MoetWorker",
+    "--scheduler-cls moet_vllm.residency.scheduler.make_scheduler",
+)
 
 
 class MoetExpertsMethod(FusedMoEMethodBase):
@@ -65,13 +74,10 @@ class MoetExpertsMethod(FusedMoEMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Make the pool `[experts, row_bytes]` and the slot table `[experts]` of this layer."""
+        """Make room for the layer's rows: a pool of its own, or the rank's if there is one."""
         layout = row_layout(self.config.experts, hidden_size, intermediate_size_per_partition)
         self.layout = layout
-        pool = torch.empty(num_experts, layout.row_bytes, dtype=torch.uint8)
-        layer.register_buffer("moet_pool", pool, persistent=False)
-        slots = torch.arange(num_experts, dtype=torch.int32)
-        layer.register_buffer("moet_slot_of", slots, persistent=False)
+        target = self._target(layer, num_experts)
         for matrix in ("w13", "w2"):
             for suffix in (*self.source.needed, *self.source.ignored):
                 stub = torch.nn.Parameter(torch.empty(0), requires_grad=False)
@@ -82,13 +88,29 @@ class MoetExpertsMethod(FusedMoEMethodBase):
             layer.layer_name,
             self.source,
             layout,
-            pool,
+            target,
             zeros=self.config.zeros,
             tp_rank=parallel.tp_rank,
             tp_size=parallel.tp_size,
         )
         self.started = time.perf_counter()
         report.expect_layer(layer.layer_name)
+
+    def _target(self, layer: Any, experts_: int) -> RowTarget:
+        if self.config.is_resident:
+            build = current_build()
+            if build is None:
+                raise ConfigError(
+                    "A pool of experts (pool, packs) needs moet's worker and scheduler. Start with "
+                    f"`moet serve`, or add {' '.join(NEEDED_FLAGS)} to vLLM's arguments."
+                )
+            index = extract_layer_index(layer.layer_name)
+            return build.add_layer(layer.layer_name, index, self.layout, experts_, layer.top_k)
+        pool = torch.empty(experts_, self.layout.row_bytes, dtype=torch.uint8)
+        layer.register_buffer("moet_pool", pool, persistent=False)
+        slots = torch.arange(experts_, dtype=torch.int32)
+        layer.register_buffer("moet_slot_of", slots, persistent=False)
+        return PoolRows(pool)
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Check that every expert arrived; the last layer reports what was converted."""
@@ -127,6 +149,9 @@ class MoetExpertsMethod(FusedMoEMethodBase):
         Returns:
             `[tokens, hidden]` in the dtype of `x`, this tensor-parallel rank's partial sum.
         """
+        if self.config.is_resident:
+            limit = layer.swiglu_limit or 0.0
+            return resident_experts(x, topk_weights, topk_ids, layer.layer_name, limit)
         return experts(
             x,
             topk_weights,

@@ -1,6 +1,6 @@
-"""Takes an expert's checkpoint tensors as they arrive and writes its row into the pool."""
+"""Takes an expert's checkpoint tensors as they arrive and encodes them into its row."""
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -11,9 +11,55 @@ from moet_kernels import encode
 from moet_vllm.formats import ExpertFormat
 from moet_vllm.report import Conversion
 
-__all__ = ["ExpertStaging"]
+__all__ = ["ExpertStaging", "PoolRows", "RowTarget"]
 
 MATRICES = {"w1": "gate", "w3": "up", "w2": "down"}
+
+
+class RowTarget(Protocol):
+    """Where the rows of a layer go."""
+
+    @property
+    def experts(self) -> int:
+        """Number of rows."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where rows are encoded."""
+
+    @property
+    def needed(self) -> bool:
+        """Whether the rows must be made; False where they are kept from an earlier start."""
+
+    def row(self, expert: int) -> torch.Tensor:
+        """Return the memory of one row, uint8 [row_bytes]."""
+
+    def all_rows(self) -> torch.Tensor:
+        """Return the memory of all rows, uint8 [experts, row_bytes]."""
+
+    def complete(self) -> None:
+        """Take note that every row is written."""
+
+
+class PoolRows:
+    """Rows in the pool that they are served from."""
+
+    def __init__(self, pool: torch.Tensor) -> None:
+        self.pool = pool
+        self.experts = len(pool)
+        self.device = pool.device
+        self.needed = True
+
+    def row(self, expert: int) -> torch.Tensor:
+        """Return the memory of one row, uint8 [row_bytes]."""
+        return self.pool[expert]
+
+    def all_rows(self) -> torch.Tensor:
+        """Return the pool."""
+        return self.pool
+
+    def complete(self) -> None:
+        """Do nothing: the rows are where they are served."""
 
 
 class ExpertStaging:
@@ -28,7 +74,7 @@ class ExpertStaging:
         layer_name: str,
         source: ExpertFormat,
         layout: RowLayout,
-        pool: torch.Tensor,
+        target: RowTarget,
         *,
         zeros: str,
         tp_rank: int,
@@ -37,7 +83,7 @@ class ExpertStaging:
         self.layer_name = layer_name
         self.source = source
         self.layout = layout
-        self.pool = pool
+        self.target = target
         self.zeros = zeros
         self.tp_rank = tp_rank
         self.tp_size = tp_size
@@ -61,7 +107,7 @@ class ExpertStaging:
                 content that cannot be converted.
         """
         suffix = parameter.rpartition(".")[2].partition("_")[2]
-        if suffix in self.source.ignored:
+        if suffix in self.source.ignored or not self.target.needed:
             return
         name = self._name(expert, shard_id, suffix)
         if expert in self._done:
@@ -82,11 +128,14 @@ class ExpertStaging:
 
     def fill_random(self) -> None:
         """Give every expert random codes and moderate scales (`--load-format dummy`)."""
-        generator = torch.Generator(device=self.pool.device).manual_seed(0)
-        self.pool.random_(0, 256, generator=generator)
+        generator = torch.Generator(device=self.target.device).manual_seed(0)
+        rows = self.target.all_rows()
+        rows.random_(0, 256, generator=generator)
         for section in (self.layout.scales13, self.layout.scales2):
-            self.pool[:, section.slice].random_(114, 119, generator=generator)
-        self._done = set(range(len(self.pool)))
+            rows[:, section.slice].random_(114, 119, generator=generator)
+        rows[:, self.layout.payload_bytes :] = 0
+        self._done = set(range(self.target.experts))
+        self.target.complete()
 
     def finish(self) -> Conversion:
         """Check that every expert was converted and say what it came to.
@@ -94,7 +143,8 @@ class ExpertStaging:
         Raises:
             TensorError: names the first tensor that never arrived.
         """
-        for expert in range(len(self.pool)):
+        experts = self.target.experts
+        for expert in range(experts if self.target.needed else 0):
             if expert in self._done:
                 continue
             parts = self._waiting.get(expert, {})
@@ -106,13 +156,12 @@ class ExpertStaging:
             ]
             raise TensorError(
                 missing[0],
-                wanted=f"all tensors of {len(self.pool)} experts",
+                wanted=f"all tensors of {experts} experts",
                 got=f"{len(self._done)} complete experts; {len(missing)} tensors of expert "
                 f"{expert} are not in the checkpoint",
                 advice="a shard of the checkpoint is missing or incomplete; download it again",
             )
         layout = self.layout
-        experts = len(self.pool)
         return Conversion(
             experts=experts,
             tensors=experts * len(MATRICES),
@@ -122,11 +171,11 @@ class ExpertStaging:
             peak_staged_bytes=self._peak_staged_bytes,
             bits_per_weight=layout.bits_per_weight,
             codec=layout.codec,
-            source=self.source.source,
+            source=self.source.source if self.target.needed else "pack",
         )
 
     def _convert(self, expert: int, parts: dict[tuple[str, str], torch.Tensor]) -> None:
-        row = self.pool[expert]
+        row = self.target.row(expert)
         encode.encode_expert_into(
             row,
             self.layout,
@@ -142,12 +191,14 @@ class ExpertStaging:
         self._source_bytes += freed
         self._staged_bytes -= freed
         self._done.add(expert)
+        if len(self._done) == self.target.experts:
+            self.target.complete()
 
     def _source(
         self, expert: int, shard_id: str, parts: dict[tuple[str, str], torch.Tensor]
     ) -> Any:
         name = self._name(expert, shard_id, "weight")
-        device = self.pool.device
+        device = self.target.device
         tensors = [parts[shard_id, suffix].to(device) for suffix in self.source.needed]
         if self.source.source == "float":
             return encode.FloatSource(name, *tensors)

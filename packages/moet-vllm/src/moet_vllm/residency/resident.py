@@ -116,6 +116,11 @@ class ResidentExperts:
         self._streaming = False
         self._promoting: dict[Key, Move] = {}
 
+    @property
+    def is_streaming(self) -> bool:
+        """Whether the pass that runs now, or is about to, fetches layer by layer."""
+        return self._streaming
+
     def step(self, run: Callable[[], T], tokens: int, restore: Callable[[], object]) -> T:
         """Run one step and return what its last pass returned.
 

@@ -1,0 +1,141 @@
+"""vLLM's scheduler, which ends the requests of a step that has no result.
+
+Given to vLLM as `--scheduler-cls moet_vllm.residency.scheduler.make_scheduler`. A step whose
+experts could not be read still comes back with sampled tokens, so that every process stays in
+step with the others; here those tokens are dropped, the requests of the step end with an error,
+and what the step wrote to the KV cache is never found by another request.
+"""
+
+import dataclasses
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import RequestStatus
+
+__all__ = ["make_scheduler"]
+
+logger = init_logger("vllm.moet")
+
+Outputs = dict[int, EngineCoreOutputs]
+
+
+def make_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Scheduler:
+    """Return the scheduler that vLLM would have made, extended."""
+    is_async = vllm_config.scheduler_config.async_scheduling
+    return (MoetAsyncScheduler if is_async else MoetScheduler)(vllm_config, *args, **kwargs)
+
+
+class _Outcomes(Scheduler):
+    """Acts on what `MoetOutput` says of a step."""
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> Outputs:
+        failure = getattr(model_runner_output, "failure", "")
+        lacking = getattr(model_runner_output, "lacking", 0)
+        if failure:
+            return self._fail(scheduler_output, model_runner_output, failure)
+        if lacking:
+            for request_id in scheduler_output.num_scheduled_tokens:
+                self._degraded[request_id] = self._degraded.get(request_id, 0) + 1
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if self._degraded:
+            self._label(outputs)
+        return outputs
+
+    @property
+    def _degraded(self) -> dict[str, int]:
+        """Steps that lacked experts, by request."""
+        return self.__dict__.setdefault("_moet_degraded", {})
+
+    def _label(self, outputs: Outputs) -> None:
+        """Tell the client of a finished request how many of its steps lacked experts."""
+        for batch in outputs.values():
+            for output in batch.outputs:
+                if output.finish_reason is not None:
+                    steps = self._degraded.pop(output.request_id, 0)
+                    if steps:
+                        label = {"degraded": True, "degraded_steps": steps}
+                        output.kv_transfer_params = {
+                            **(output.kv_transfer_params or {}),
+                            "moet": label,
+                        }
+        for request_id in [r for r in self._degraded if r not in self.requests]:
+            del self._degraded[request_id]
+
+    def _fail(
+        self, scheduler_output: SchedulerOutput, output: ModelRunnerOutput, failure: str
+    ) -> Outputs:
+        scheduled = [
+            request_id
+            for request_id in scheduler_output.num_scheduled_tokens
+            if request_id in self.requests and not self.requests[request_id].is_finished()
+        ]
+        written = self._written_blocks(scheduler_output, set(scheduled))
+        # Requests that were scheduled since may have found those blocks in the cache.
+        failed = scheduled + [
+            request.request_id
+            for request in self.running
+            if request.request_id not in scheduled
+            and not written.isdisjoint(self._blocks_of(request.request_id))
+        ]
+        nothing = dataclasses.replace(
+            output,
+            sampled_token_ids=[[] for _ in output.req_ids],
+            logprobs=None,
+            prompt_logprobs_dict={},
+        )
+        outputs = super().update_from_output(scheduler_output, nothing)
+        if written:
+            self.kv_cache_manager.evict_blocks(written)
+        logger.error("moet: %d requests end with an error. %s", len(failed), failure)
+        requests = [self.requests[request_id] for request_id in failed]
+        self.finish_requests(failed, RequestStatus.FINISHED_ERROR)
+        for request in requests:
+            self._degraded.pop(request.request_id, None)
+            batch = outputs.setdefault(request.client_index, EngineCoreOutputs())
+            batch.outputs.append(
+                EngineCoreOutput(
+                    request_id=request.request_id,
+                    new_token_ids=[],
+                    finish_reason=request.get_finished_reason(),
+                    stop_reason=failure,
+                    events=request.take_events(),
+                    trace_headers=request.trace_headers,
+                )
+            )
+        return outputs
+
+    def _written_blocks(self, scheduler_output: SchedulerOutput, requests: set[str]) -> set[int]:
+        """Return the KV blocks that a step wrote to."""
+        cached = scheduler_output.scheduled_cached_reqs
+        before = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for new in scheduler_output.scheduled_new_reqs:
+            before[new.req_id] = new.num_computed_tokens
+        groups = self.kv_cache_config.kv_cache_groups
+        written: set[int] = set()
+        for request_id in requests:
+            for group, blocks in zip(
+                groups, self.kv_cache_manager.get_block_ids(request_id), strict=True
+            ):
+                first = before[request_id] // group.kv_cache_spec.block_size
+                written.update(blocks[first:])
+        return written
+
+    def _blocks_of(self, request_id: str) -> set[int]:
+        groups = self.kv_cache_manager.get_block_ids(request_id)
+        return {block for group in groups for block in group}
+
+
+class MoetScheduler(_Outcomes):
+    """For steps that run one after the other."""
+
+
+class MoetAsyncScheduler(_Outcomes, AsyncScheduler):
+    """For steps that are scheduled before the last one's result is known."""

@@ -1,0 +1,291 @@
+"""vLLM's worker with a pool of experts: it wraps the forward pass and says how steps ended.
+
+Given to vLLM as `--worker-cls moet_vllm.residency.worker.MoetWorker`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+import vllm
+from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.forward_context import get_forward_context
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.sequence import IntermediateTensors
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+from moet_core.errors import ConfigError
+from moet_vllm.config import MoetConfig
+from moet_vllm.refusals import check_version
+from moet_vllm.residency import op
+from moet_vllm.residency.build import Rank, ResidencyBuild, building
+from moet_vllm.residency.heat import load_hot_keys, save_hot_keys
+from moet_vllm.residency.resident import ResidentExperts
+from moet_vllm.residency.telemetry import Telemetry
+from moet_vllm.routed_experts import configured
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as StockWorker
+else:
+    from vllm.v1.worker.gpu_worker import Worker as StockWorker
+
+__all__ = ["MoetOutput", "MoetWorker", "wrap_forward"]
+
+logger = init_logger("vllm.moet")
+
+FLAG_TAG = 77
+"""Tag of the one number that a pipeline stage sends the next beside its activations."""
+
+
+@dataclasses.dataclass
+class MoetOutput(ModelRunnerOutput):
+    """The output of a step that failed or lacked experts; `MoetScheduler` reads what is added.
+
+    Attributes:
+        failure: Why the step has no result; empty if it has one.
+        lacking: Experts that the result lacks.
+    """
+
+    failure: str = ""
+    lacking: int = 0
+
+
+class MoetWorker(StockWorker):
+    """Worker of one rank; without a pool in the config it does what vLLM's own does."""
+
+    resident: ResidentExperts | None = None
+    telemetry: Telemetry | None = None
+    _failure = ""
+    _lacking = 0
+    _flag_sends: list[Any]
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load the model, then open its pool of experts and preload what was hot."""
+        config = configured(self.vllm_config)
+        if config is None or not config.is_resident:
+            super().load_model(*args, **kwargs)
+            return
+        check_version(vllm.__version__)
+        _check_engine(self.vllm_config, self.use_v2_model_runner)
+        self._flag_sends = []
+        with building(ResidencyBuild(config, _rank(self.vllm_config, self.device))) as build:
+            super().load_model(*args, **kwargs)
+            self.resident = build.finish()
+        if self.resident is None:
+            return
+        self.telemetry = Telemetry(self.resident, self.rank, config.report_seconds)
+        self.telemetry.started()
+        self._preload(config)
+        wrap_forward(self.model_runner, self.resident)
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        """Run a step; a failure travels with it to the last pipeline stage."""
+        self._failure, self._lacking = "", 0
+        output = super().execute_model(scheduler_output)
+        if scheduler_output.total_num_scheduled_tokens and self._has_pool():
+            self._note_outcome()
+        return self._mark(output)
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Sample; the output says if the step failed or lacked experts."""
+        return self._mark(super().sample_tokens(grammar_output))
+
+    def shutdown(self) -> None:
+        """Keep the heat for the next start, then stop."""
+        if self.resident is not None:
+            save_hot_keys(self.resident)
+            op.unbind(self.resident)
+            self.resident.close()
+            self.resident = None
+        super().shutdown()
+
+    def _has_pool(self) -> bool:
+        config = configured(self.vllm_config)
+        return config is not None and config.is_resident
+
+    def _preload(self, config: MoetConfig) -> None:
+        resident = self.resident
+        assert resident is not None
+        keys = load_hot_keys(resident)
+        if config.pool == "all":
+            shape = resident.shape
+            keys = [(layer, expert) for layer in shape.layers for expert in range(shape.experts)]
+        resident.preload(keys)
+        if keys:
+            logger.info("moet: %d experts are in the pool before the first step", len(keys))
+
+    def _note_outcome(self) -> None:
+        if self.resident is not None:
+            if self.resident.failure is not None:
+                self._failure = str(self.resident.failure)
+                logger.error("moet: a step has no result. %s", self._failure)
+            self._lacking = self.resident.lacking
+            assert self.telemetry is not None
+            self.telemetry.step_ended()
+        group = get_pp_group()
+        if group.world_size == 1:
+            return
+        flags = torch.tensor([bool(self._failure), self._lacking], dtype=torch.int64)
+        if not group.is_first_rank:
+            before = torch.zeros(2, dtype=torch.int64)
+            source = group.ranks[group.rank_in_group - 1]
+            torch.distributed.recv(before, source, group=group.cpu_group, tag=FLAG_TAG)
+            if before[0]:
+                self._failure = (
+                    self._failure or "An earlier pipeline stage could not read an expert."
+                )
+            self._lacking += int(before[1])
+            flags += before
+        if not group.is_last_rank:
+            for _, work in self._flag_sends:
+                work.wait()
+            target = group.ranks[group.rank_in_group + 1]
+            work = torch.distributed.isend(flags, target, group=group.cpu_group, tag=FLAG_TAG)
+            self._flag_sends = [(flags, work)]
+
+    def _mark(self, output: Any) -> Any:
+        if not self._failure and not self._lacking:
+            return output
+        if isinstance(output, AsyncModelRunnerOutput):
+            return _MarkedLater(output, self._failure, self._lacking)
+        if isinstance(output, ModelRunnerOutput):
+            return _marked(output, self._failure, self._lacking)
+        return output
+
+
+class _MarkedLater(AsyncModelRunnerOutput):
+    """An output that is marked once it is there."""
+
+    def __init__(self, output: AsyncModelRunnerOutput, failure: str, lacking: int) -> None:
+        self._output = output
+        self._failure = failure
+        self._lacking = lacking
+
+    def get_output(self) -> ModelRunnerOutput:
+        return _marked(self._output.get_output(), self._failure, self._lacking)
+
+
+def _marked(output: ModelRunnerOutput, failure: str, lacking: int) -> MoetOutput:
+    fields = {f.name: getattr(output, f.name) for f in dataclasses.fields(ModelRunnerOutput)}
+    return MoetOutput(**fields, failure=failure, lacking=lacking)
+
+
+def wrap_forward(runner: Any, resident: ResidentExperts) -> None:
+    """Let a model runner run its passes through `resident`.
+
+    `_model_forward` is vLLM's documented place for this; it runs inside the step's forward
+    context, so that calling it again runs the same step.
+    """
+    forward = runner._model_forward
+
+    def model_forward(
+        input_ids: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        # Layers add to these in place; a second pass must begin where the first one did.
+        inputs = list(intermediate_tensors.tensors.values()) if intermediate_tensors else []
+        inputs += [] if inputs_embeds is None else [inputs_embeds]
+        saved = [tensor.clone() for tensor in inputs]
+
+        def run() -> Any:
+            if resident.is_streaming:
+                # Streaming decides on the host what each layer runs; no graph holds that.
+                get_forward_context().cudagraph_runtime_mode = CUDAGraphMode.NONE
+            return forward(
+                input_ids=input_ids,
+                positions=positions,
+                intermediate_tensors=intermediate_tensors,
+                inputs_embeds=inputs_embeds,
+                **model_kwargs,
+            )
+
+        def restore() -> None:
+            for tensor, copy in zip(inputs, saved, strict=True):
+                tensor.copy_(copy)
+
+        assert positions is not None
+        return resident.step(run, positions.shape[-1], restore)
+
+    runner._model_forward = model_forward
+
+
+def _check_engine(vllm_config: VllmConfig, v2_runner: bool) -> None:
+    """Refuse what a pool cannot serve."""
+    scheduler = vllm_config.scheduler_config.scheduler_cls
+    faults = [
+        (v2_runner, "vLLM's second model runner", "unset VLLM_USE_V2_MODEL_RUNNER"),
+        (
+            scheduler != "moet_vllm.residency.scheduler.make_scheduler",
+            f"the scheduler {scheduler!r}",
+            "add --scheduler-cls moet_vllm.residency.scheduler.make_scheduler",
+        ),
+        (
+            vllm_config.model_config.has_inner_state,
+            "a model with recurrent state, which a repeated pass would advance twice",
+            "serve it without pool and packs",
+        ),
+        (
+            vllm_config.speculative_config is not None,
+            "speculative decoding beside a pool of experts",
+            "leave --speculative-config out",
+        ),
+        (
+            vllm_config.kv_transfer_config is not None,
+            "KV transfer beside a pool of experts",
+            "leave --kv-transfer-config out",
+        ),
+    ]
+    for is_fault, found, advice in faults:
+        if is_fault:
+            raise ConfigError(f"A pool of experts cannot honour {found}: {advice}.")
+
+
+def _rank(vllm_config: VllmConfig, device: torch.device) -> Rank:
+    group = get_tp_group()
+    return Rank(
+        tp_rank=group.rank_in_group,
+        tp_size=group.world_size,
+        device=torch.device(device),
+        checkpoint=_checkpoint(vllm_config),
+        agree=_largest_of(group.cpu_group) if group.world_size > 1 else None,
+        pin=_pin if torch.device(device).type == "cuda" else None,
+    )
+
+
+def _largest_of(group: Any) -> Callable[[int], int]:
+    def agree(value: int) -> int:
+        number = torch.tensor([value], dtype=torch.int64)
+        torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MAX, group=group)
+        return int(number)
+
+    return agree
+
+
+def _pin(region: memoryview) -> None:
+    memory = torch.frombuffer(region, dtype=torch.uint8)
+    result = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+    if int(result) != 0:
+        raise ConfigError(
+            f"{memory.nbytes:,} bytes of host memory could not be pinned (CUDA error "
+            f"{int(result)}). Lower arena, or raise the limit on locked memory (ulimit -l)."
+        )
+
+
+def _checkpoint(vllm_config: VllmConfig) -> Path | None:
+    if vllm_config.load_config.load_format == "dummy":
+        return None
+    folder = Path(vllm_config.model_config.model)
+    if not folder.is_dir():
+        raise ConfigError(
+            f"A pool of experts needs the checkpoint in a local folder, got {folder}. "
+            "`moet serve` downloads it and names the folder."
+        )
+    return folder
