@@ -1,0 +1,139 @@
+"""Weights from plane words to MMA operands, in registers: what every portable kernel is made of.
+
+A warp's load of one block of 16 rows is the plane's own order: lane 4 g + t gets 16 consecutive
+bytes. What it decodes is just what the lane must hold of an MMA's A operand, rows g and g + 8 and
+columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of each 16, if the columns of every 16 are taken in the
+order (pair, t, member of pair). Activations are taken in that order too. So nothing moves between
+lanes; permuting columns only reorders a sum.
+
+Triton gives each load a layout of its own: the dimension with the longest run of consecutive
+addresses first, then the last dimension, and so on. Lanes are therefore one dimension of 32 with
+g = lane // 4, whose addresses are no run, and the dimension that warps share out stands before it.
+"""
+
+import triton
+import triton.language as tl
+
+from moet_kernels.portable import ptx
+
+__all__ = ["fp4_pairs", "halves", "operand", "scale_value", "scale_words", "step_words", "w2_pairs"]
+
+_W2: tl.constexpr = ptx.W2
+_W2_CONSTRAINTS: tl.constexpr = ptx.W2_CONSTRAINTS
+_FP4: tl.constexpr = ptx.FP4
+_FP4_CONSTRAINTS: tl.constexpr = ptx.FP4_CONSTRAINTS
+
+
+@triton.jit
+def w2_pairs(words, levels):
+    """Decode w2 words int32 into 8 tensors int32 of pairs, for (half, tile, pair).
+
+    `levels` is `ptx.W2_LEVELS`.
+    """
+    return tl.inline_asm_elementwise(
+        _W2,
+        _W2_CONSTRAINTS,
+        [words, levels],
+        dtype=(
+            tl.int32,
+            tl.int32,
+            tl.int32,
+            tl.int32,
+            tl.int32,
+            tl.int32,
+            tl.int32,
+            tl.int32,
+        ),
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def fp4_pairs(words):
+    """Decode fp4 words int32 into 4 tensors int32 of pairs, for (tile, pair)."""
+    return tl.inline_asm_elementwise(
+        _FP4,
+        _FP4_CONSTRAINTS,
+        [words],
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def step_words(words, WORDS: tl.constexpr):
+    """Split words [..., WORDS] of lanes into a tuple of WORDS tensors [...]."""
+    if WORDS == 1:
+        return (tl.reshape(words, words.shape[:-1]),)
+    if WORDS == 2:
+        return tl.split(words)
+    even, odd = tl.split(tl.reshape(words, words.shape[:-1] + [2, 2]))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _members(pairs):
+    """Unpack pairs int32 [...] into bfloat16 [..., 2]."""
+    low = pairs.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    high = (pairs >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return tl.join(low, high)
+
+
+@triton.jit
+def operand(p0, p1, p2, p3, BLOCKS: tl.constexpr, WARPS: tl.constexpr):
+    """Put the pairs of (tile, pair), int32 [32, WARPS, BLOCKS] each, into [WARPS, rows, 16]."""
+    tile0 = tl.join(_members(p0), _members(p1))
+    tile1 = tl.join(_members(p2), _members(p3))
+    # [g, t, warp, block, member, pair, tile]
+    parts = tl.reshape(tl.join(tile0, tile1), [8, 4, WARPS, BLOCKS, 2, 2, 2])
+    return tl.reshape(tl.permute(parts, (2, 3, 6, 0, 1, 5, 4)), [WARPS, BLOCKS * 16, 16])
+
+
+@triton.jit
+def halves(values, WARPS: tl.constexpr, SPREAD: tl.constexpr):
+    """Put four activations a lane, [32, WARPS, 4] of token lane // 4, into [WARPS, 16, 8 tokens].
+
+    SPREAD says that pairs are of j and j + 2 (fp4), not of neighbours (w2).
+    """
+    parts = tl.reshape(values, [8, 4, WARPS, 2, 2])
+    if SPREAD:
+        ordered = tl.permute(parts, (2, 1, 4, 3, 0))
+    else:
+        ordered = tl.permute(parts, (2, 1, 3, 4, 0))
+    return tl.reshape(ordered, [WARPS, 16, 8])
+
+
+@triton.jit
+def scale_words(address, BYTES: tl.constexpr):
+    """Load BYTES scale bytes (1, 2 or 4) at each address, as int32."""
+    if BYTES == 4:
+        words = tl.load(address.to(tl.pointer_type(tl.int32)))
+    elif BYTES == 2:
+        words = tl.load(address.to(tl.pointer_type(tl.uint16))).to(tl.int32)
+    else:
+        words = tl.load(address).to(tl.int32)
+    return words
+
+
+@triton.jit
+def scale_value(words, BYTE: tl.constexpr, E4M3: tl.constexpr):
+    """Return twice the scale of one byte of each word, float32.
+
+    Twice, because decoded weights are halves. The smallest E8M0 scale, 2^-127, becomes a normal
+    number that way; 2^127 and NaN (bytes above 253) become infinity.
+    """
+    if E4M3:
+        byte = words >> 8 * BYTE
+        # e4m3's exponent and mantissa in float32's places are the value times 2^-120
+        bits = (byte & 0x80) << 24 | (byte & 0x7F) << 20
+        value = bits.to(tl.float32, bitcast=True) * 2.6584559915698317e36  # 2^121
+    else:
+        next_words = words + 0x01010101  # the exponent of twice the scale
+        SHIFT: tl.constexpr = 23 - 8 * BYTE
+        bits = next_words << SHIFT if SHIFT >= 0 else next_words >> -SHIFT
+        value = (bits & 0x7F800000).to(tl.float32, bitcast=True)
+    return value
