@@ -3,11 +3,20 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from moet_core.errors import ConfigError
 from moet_core.render import render_page, stale_pages
-from moet_core.results import Command, Commit, Machine, Result, measurement, write_result
+from moet_core.results import (
+    Command,
+    Commit,
+    Machine,
+    Result,
+    measurement,
+    read_result,
+    write_result,
+)
 
 WHEN = datetime(2026, 1, 2, tzinfo=UTC)
 PAGE = "# Speed\n\n<!-- rendered from r.json -->\n<!-- end -->\n\nText.\n"
@@ -63,3 +72,27 @@ def test_a_block_without_an_end_is_an_error(tmp_path: Path) -> None:
 def test_a_missing_result_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"r\.json"):
         render_page(PAGE, tmp_path)
+
+
+def pivoted(root: Path, *names: str) -> None:
+    write(root, [1.0])
+    result = read_result(root / "r.json")
+    found = tuple(measurement(name, "rows", [i, i + 2.0]) for i, name in enumerate(names))
+    write_result(root / "r.json", msgspec.structs.replace(result, measurements=found), force=True)
+
+
+def test_a_tabulated_block_puts_one_figure_into_rows_and_columns(tmp_path: Path) -> None:
+    pivoted(tmp_path, "hits: a, b, LRU", "hits: a, b, LFU", "moves: a, LRU", "hits: c, LFU")
+    page = "<!-- tabulated from r.json: hits -->\n<!-- end -->"
+    assert render_page(page, tmp_path) == (
+        "<!-- tabulated from r.json: hits -->\n"
+        "| hits (rows) | LRU | LFU |\n|---|---:|---:|\n"
+        "| a, b | 1 | 2 |\n| c |  | 4 |\n"
+        "<!-- end -->"
+    )
+
+
+def test_a_figure_that_no_measurement_has_is_an_error(tmp_path: Path) -> None:
+    pivoted(tmp_path, "hits: a, LRU")
+    with pytest.raises(ConfigError, match="no measurement 'misses: ROW, COLUMN'"):
+        render_page("<!-- tabulated from r.json: misses -->\n<!-- end -->", tmp_path)

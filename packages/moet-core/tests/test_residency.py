@@ -252,16 +252,42 @@ class TestPromotions:
             moved += len(moves)
         assert moved == 0
 
-    def test_a_flood_leaves_the_hot_set(self):
+    @pytest.mark.parametrize("prompt", [True, False])
+    def test_a_flood_leaves_the_hot_set(self, prompt):
         # Incident 27: one prefill touched everything and wiped the pool.
         policy = make(slots=4)
         hot = [(1, i) for i in range(4)]
         bring(policy, *hot, steps=3)
         for _ in range(20):
             policy.begin_step()
-            policy.note(np.ones((LAYERS, EXPERTS), bool))
+            policy.note(np.ones((LAYERS, EXPERTS), bool), prompt=prompt)
             assert policy.promotions(9) == []
         assert policy.hottest() == hot
+
+    def test_prompts_alone_replace_nothing_however_many(self):
+        policy = make(slots=2)
+        bring(policy, (0, 0), (0, 1))
+        for _ in range(500):
+            policy.begin_step()
+            policy.note(mask((1, 0), (1, 1)), prompt=True)
+            assert policy.promotions(9) == []
+
+    def test_prompts_fill_free_slots_the_latest_first(self):
+        policy = make(slots=2)
+        for keys in ([(0, 0), (0, 1)], [(0, 1)]):
+            policy.begin_step()
+            policy.note(mask(*keys), prompt=True)
+        assert keys_of(policy.promotions(9)) == [(0, 1), (0, 0)]
+
+    def test_a_step_that_reads_a_prompt_and_decodes_counts_what_it_decodes(self):
+        policy = make(slots=2, half_life=float("inf"))
+        for _ in range(3):
+            policy.begin_step()
+            policy.note(mask((0, 0), (0, 1)), prompt=True)
+            policy.want(mask((0, 1)))
+        policy.begin_step()
+        policy.want(mask((0, 0)))
+        assert keys_of(policy.promotions(9)) == [(0, 1), (0, 0)]
 
     def test_uses_count_whether_or_not_they_were_acted_on(self):
         # Incidents 24 to 26: uses between two ticks of a thread were dropped.

@@ -38,7 +38,7 @@ class Pool(RuleBasedStateMachine):
         self.slots, self.margin, self.decays = slots, margin, half_life == 1
         self.present, self.filling, self.moves = {}, {}, []
         self.uses = {key: set() for key in KEYS}
-        self.preloaded = {}
+        self.seen, self.preloaded = {}, {}
         self.step, self.evictions = 1, 0
         self.step_wanted, self.pass_wanted = set(), set()
 
@@ -50,7 +50,7 @@ class Pool(RuleBasedStateMachine):
 
     def rank(self, key):
         """Sort the most valuable first."""
-        recency = max(self.uses[key], default=self.preloaded.get(key, -math.inf))
+        recency = self.seen.get(key, self.preloaded.get(key, -math.inf))
         return -self.value(key), -recency, key
 
     def absent(self, keys):
@@ -62,6 +62,7 @@ class Pool(RuleBasedStateMachine):
     def use(self, keys):
         for key in keys:
             self.uses[key].add(self.step)
+            self.seen[key] = self.step
 
     def started(self, moves, keys, victims):
         """Compare moves with what had to move, and follow them."""
@@ -90,10 +91,13 @@ class Pool(RuleBasedStateMachine):
         self.step_wanted |= set(keys)
         assert missing == sorted(set(keys) - set(self.present))
 
-    @rule(keys=KEY_LISTS)
-    def note(self, keys):
-        self.policy.note(mask_of(keys))
-        self.use(keys)
+    @rule(keys=KEY_LISTS, prompt=st.booleans())
+    def note(self, keys, prompt):
+        self.policy.note(mask_of(keys), prompt=prompt)
+        if prompt:
+            self.seen |= dict.fromkeys(keys, self.step)
+        else:
+            self.use(keys)
 
     @rule(keys=KEY_LISTS)
     def plan(self, keys):
@@ -125,7 +129,7 @@ class Pool(RuleBasedStateMachine):
 
     @rule(limit=st.integers(0, 5))
     def promotions(self, limit):
-        best = sorted(self.absent(key for key in KEYS if self.uses[key]), key=self.rank)[:limit]
+        best = sorted(self.absent(key for key in KEYS if key in self.seen), key=self.rank)[:limit]
         free = self.free()
         worst = sorted(set(self.present) - self.step_wanted, key=self.rank, reverse=True)
         pairs = []
@@ -141,7 +145,7 @@ class Pool(RuleBasedStateMachine):
         absent = self.absent(keys)[: self.free()]
         self.started(self.policy.preload(keys), absent, [])
         for key in absent:
-            if not self.uses[key] and key not in self.preloaded:
+            if key not in self.seen and key not in self.preloaded:
                 self.preloaded[key] = -1 - len(self.preloaded)
 
     @precondition(lambda self: self.moves)

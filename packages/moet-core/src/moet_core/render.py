@@ -8,6 +8,7 @@ A page holds blocks of the form
 
 and everything between the two lines is written by `render_page`. `compared from FILE FILE...`
 instead of `rendered from FILE` gives one table with a column of medians for each file.
+`tabulated from FILE: FIGURE` gives the medians of the measurements "FIGURE: ROW, COLUMN".
 `stale_pages` finds pages whose blocks do not say what the files say.
 """
 
@@ -17,13 +18,14 @@ from pathlib import Path
 from moet_core.errors import ConfigError
 from moet_core.results import Measurement, Result, read_result
 
-__all__ = ["comparison_table", "render_page", "result_table", "stale_pages"]
+__all__ = ["comparison_table", "pivot_table", "render_page", "result_table", "stale_pages"]
 
 _BLOCK = re.compile(
-    r"^<!-- (?P<how>rendered|compared) from (?P<files>[^\n]+?) -->\n.*?^<!-- end -->$",
+    r"^<!-- (?P<how>rendered|compared|tabulated) from (?P<files>[^\n:]+?)"
+    r"(?:: (?P<figure>[^\n]+?))? -->\n.*?^<!-- end -->$",
     re.MULTILINE | re.DOTALL,
 )
-_START = re.compile(r"^<!-- (?:rendered|compared) from ", re.MULTILINE)
+_START = re.compile(r"^<!-- (?:rendered|compared|tabulated) from ", re.MULTILINE)
 
 
 def render_page(page: str, root: Path) -> str:
@@ -46,9 +48,12 @@ def render_page(page: str, root: Path) -> str:
         results = {Path(name).stem: read_result(root / name) for name in names}
         if found["how"] == "compared":
             table = comparison_table(results)
+        elif found["how"] == "tabulated":
+            (result,) = results.values()
+            table = pivot_table(result, found["figure"] or "")
         else:
             table = "\n".join(result_table(result) for result in results.values())
-        return f"<!-- {found['how']} from {found['files']} -->\n{table}<!-- end -->"
+        return f"{found[0].splitlines()[0]}\n{table}<!-- end -->"
 
     return _BLOCK.sub(block, page)
 
@@ -85,6 +90,32 @@ def comparison_table(results: dict[str, Result]) -> str:
     for name, unit in names.items():
         cells = [_number(c[name].median) if name in c else "" for c in columns]
         lines.append(f"| {name} ({unit}) | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def pivot_table(result: Result, figure: str) -> str:
+    """Return the medians of the measurements named "FIGURE: ROW, COLUMN" as Markdown.
+
+    Raises:
+        ConfigError: no measurement has such a name.
+    """
+    cells: dict[str, dict[str, Measurement]] = {}
+    for found in result.measurements:
+        name, _, rest = found.name.partition(": ")
+        row, _, column = rest.rpartition(", ")
+        if name == figure and row:
+            cells.setdefault(row, {})[column] = found
+    if not cells:
+        raise ConfigError(f"The result has no measurement '{figure}: ROW, COLUMN'.")
+    columns = dict.fromkeys(column for held in cells.values() for column in held)
+    unit = next(found.unit for held in cells.values() for found in held.values())
+    lines = [
+        f"| {figure} ({unit}) | " + " | ".join(columns) + " |",
+        "|---|" + "---:|" * len(columns),
+    ]
+    for name, held in cells.items():
+        numbers = [_number(held[c].median) if c in held else "" for c in columns]
+        lines.append(f"| {name} | " + " | ".join(numbers) + " |")
     return "\n".join(lines) + "\n"
 
 

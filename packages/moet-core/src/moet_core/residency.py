@@ -154,6 +154,7 @@ class PoolPolicy:
         self._preloaded = 0
         self._epoch = 0.0
         self._weight = 2.0 ** (1 / half_life)
+        self._counted = np.zeros(count, bool)
         self._step_wanted = np.zeros(count, bool)
         self._pass_wanted = np.zeros(count, bool)
 
@@ -166,6 +167,7 @@ class PoolPolicy:
         """End the former step and with it all its pins; moves on their way stay on their way."""
         self._step_wanted[:] = False
         self._pass_wanted[:] = False
+        self._counted[:] = False
         self.step += 1
         if self.step - self._epoch > REBASE * self.half_life:
             self._epoch += REBASE * self.half_life
@@ -191,13 +193,20 @@ class PoolPolicy:
         self._step_wanted |= flat
         return self._keys(np.flatnonzero(flat & (self._slot_of < 0)))
 
-    def note(self, wanted: NDArray[np.bool_]) -> None:
+    def note(self, wanted: NDArray[np.bool_], *, prompt: bool = False) -> None:
         """Count experts as used by this step without pinning them: a streamed step needs no slot.
 
         Args:
             wanted: bool [L, E].
+            prompt: The step read prompts and decoded nothing. Only recency counts then: what
+                prompts are routed to says little about what decoding will need, and one prompt is
+                routed to almost everything (docs/residency.md has the figures).
         """
-        self._use(self._flat(wanted))
+        flat = self._flat(wanted)
+        if prompt:
+            self._last[flat] = self.step
+        else:
+            self._use(flat)
 
     def plan(self, keys: Iterable[Key]) -> list[Move]:
         """Reserve a slot for each expert that this step needs, and pin it.
@@ -328,9 +337,9 @@ class PoolPolicy:
 
     def _use(self, flat: NDArray[np.bool_]) -> None:
         """Count uses; an expert is used once a step at most."""
-        new = np.flatnonzero(flat & (self._last != self.step))
-        self._score[new] += self._weight
-        self._last[new] = self.step
+        self._score[flat & ~self._counted] += self._weight
+        self._counted |= flat
+        self._last[flat] = self.step
 
     def _reserve(self, keys: NDArray[np.int64], victims: NDArray[np.int64]) -> list[Move]:
         """Start to fill free slots, then the victims' slots, with absent keys, in their order."""
