@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import msgspec
 
 from moet_kernels.sass.assemble import assemble, disassemble
-from moet_kernels.sass.control import SCOREBOARDS
 from moet_kernels.sass.cubin import EXIT_OFFSETS, RESERVED_REGISTERS, Cubin
 from moet_kernels.sass.errors import SassError
 from moet_kernels.sass.hazards import check_hazards
 from moet_kernels.sass.operands import NO_REGISTER
+from moet_kernels.sass.precedent import unprecedented
 from moet_kernels.sass.roles import register_tokens
 from moet_kernels.sass.source import Program
 from moet_kernels.sass.table import Table
@@ -21,7 +21,7 @@ class Finding(msgspec.Struct, frozen=True):
     """Something wrong.
 
     Attributes:
-        rule: "form", "text", "hazard", "registers", "barriers" or "exits".
+        rule: "form", "precedent", "text", "hazard", "registers", "barriers" or "exits".
         address: of the instruction; 0 where it is about the whole kernel.
         instruction: its text.
         message: what was wanted and found.
@@ -42,10 +42,10 @@ def audit(cubin: Cubin, kernel: str, table: Table, source: Program | None = None
         table: of the cubin's architecture.
         source: what it was assembled from, controls filled in; None: only the cubin is checked.
 
-    Rules: every instruction has a form that compiled code has, and assembles to the very words that
-    are there; the text that `nvdisasm` shows is the source's, token for token; no hazard; no
-    register above the declared count; BAR only with barriers that the cubin declares; the list of
-    EXITs.
+    Rules: every instruction has a form that compiled code has, assembles to the very words that are
+    there, and has no flag, default or control field that compiled code never has there; the text
+    that `nvdisasm` shows is the source's, token for token; no hazard; no register that the cubin
+    does not count or reserves; BAR only with barriers that it declares; the list of EXITs.
     """
     program = disassemble(cubin, kernel)
     findings = list(_forms(program, cubin, kernel, table))
@@ -64,6 +64,7 @@ def audit(cubin: Cubin, kernel: str, table: Table, source: Program | None = None
 def _forms(program: Program, cubin: Cubin, kernel: str, table: Table) -> Iterator[Finding]:
     words = cubin.words(kernel)
     for statement, word in zip(program.statements, words, strict=False):
+        assert statement.control is not None
         alone = msgspec.structs.replace(program, statements=(statement,))
         try:
             (again,) = assemble(alone, table)
@@ -73,6 +74,8 @@ def _forms(program: Program, cubin: Cubin, kernel: str, table: Table) -> Iterato
         if again != word:
             message = f"assembles to {again:#034x}, the cubin has {word:#034x}."
             yield Finding("form", statement.address, statement.text, message)
+        for message in unprecedented(statement.instruction, statement.control, table):
+            yield Finding("precedent", statement.address, statement.text, message)
 
 
 def _texts(program: Program, source: Program) -> Iterator[Finding]:
@@ -104,11 +107,6 @@ def _barriers(program: Program, cubin: Cubin, kernel: str) -> Iterator[Finding]:
     # Attribute 0x4c, NUM_BARRIERS; absent where a kernel has none.
     declared = next((a.value for a in cubin.attributes(f".nv.info.{kernel}") if a.code == 0x4C), 0)
     for statement in program.statements:
-        control = statement.control
-        assert control is not None
-        if control.wait >> SCOREBOARDS:
-            message = "the wait mask names a scoreboard that does not exist."
-            yield Finding("barriers", statement.address, statement.text, message)
         if statement.instruction.opcode != "BAR":
             continue
         first = statement.instruction.operands[0] if statement.instruction.operands else None

@@ -27,8 +27,8 @@ __all__ = [
 ]
 
 SCOREBOARDS = 6
-# Compiled code of neither architecture has a longer stall, or holds a stall of 10. An H200 runs
-# both; the schedulers keep to what has precedent.
+# The longest that compiled code of both architectures has, with no gap below. An H200 runs longer
+# ones; the schedulers keep to what has precedent.
 LONGEST_STALL = 13
 LONGEST_HELD = 9
 NO_SCOREBOARD = 7
@@ -73,13 +73,24 @@ class Control(msgspec.Struct, frozen=True):
         return field << _SHIFT
 
     @property
+    def pace(self) -> str:
+        """The hold bit and the stall, as in the text: `Y:S05`."""
+        return f"{'-' if self.hold else 'Y'}:S{self.stall:02}"
+
+    @property
+    def boards(self) -> str:
+        """Which scoreboards it takes: "", "R", "W" or "RW"."""
+        read = "R" * (self.read != NO_SCOREBOARD)
+        return read + "W" * (self.write != NO_SCOREBOARD)
+
+    @property
     def text(self) -> str:
         """The field as source text, without brackets."""
         wait = "".join(str(b) if self.wait >> b & 1 else "-" for b in range(SCOREBOARDS))
         read, write = (
             "-" if board == NO_SCOREBOARD else str(board) for board in (self.read, self.write)
         )
-        return f"B{wait}:R{read}:W{write}:{'-' if self.hold else 'Y'}:S{self.stall:02}"
+        return f"B{wait}:R{read}:W{write}:{self.pace}"
 
     @classmethod
     def of(cls, word: int) -> "Control":

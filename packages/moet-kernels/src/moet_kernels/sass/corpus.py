@@ -1,4 +1,8 @@
-"""The corpus: our own kernels, compiled in many ways, for the learner to look at."""
+"""The corpus: our own kernels, compiled in many ways, for the learner to look at.
+
+They are the CUDA C++ of `corpus`, the twins of our kernels, and the one-operation kernels that the
+emulator is tested with.
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +12,7 @@ import msgspec
 
 from moet_kernels.sass.arch import Architecture
 from moet_kernels.sass.cubin import Cubin
+from moet_kernels.sass.one_op import ptx_module
 from moet_kernels.sass.tools import compile_cuda, compile_ptx
 
 __all__ = ["Compiled", "build_corpus"]
@@ -61,7 +66,8 @@ def build_corpus(arch: Architecture, folder: Path) -> list[Compiled]:
 
     with ThreadPoolExecutor(2) as pool:
         ptx_files = list(pool.map(ptx_of, sources(arch)))
-        ptx_files += sorted((_HERE / "corpus").glob(f"*.{arch.name}.ptx"))
+        ptx_files.append(folder / f"one_ops.{arch.name}.ptx")
+        ptx_files[-1].write_text(ptx_module(arch.name))
         return list(pool.map(_compile, *zip(*_variants(ptx_files, arch, folder), strict=True)))
 
 

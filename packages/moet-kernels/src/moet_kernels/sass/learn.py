@@ -13,6 +13,7 @@ from moet_kernels.sass.control import CONTROL_MASK
 from moet_kernels.sass.errors import SassError
 from moet_kernels.sass.listing import disassemble_words
 from moet_kernels.sass.operands import Instruction, parse
+from moet_kernels.sass.precedent import seen_marks
 from moet_kernels.sass.table import Form, Table
 from moet_kernels.sass.tools import tool_version
 
@@ -69,13 +70,18 @@ def learn(
                 bits[key][bit] = changes
         for key, found in pool.items():
             _choose_next(probed[key], found)
-    forms = {
-        key: Form(f"{found[0][0]:x}", tuple(int(slot) for slot in found[0][1].slots), bits[key])
-        for key, found in pool.items()
-    }
+    forms = {key: _form(found, bits[key], arch) for key, found in pool.items()}
     refused = _unfaithful(forms, pool) | _nonlinear(forms, arch, disassemble)
     kept = {key: form for key, form in forms.items() if key not in refused}
     return Table(arch.name, {"nvdisasm": tool_version("nvdisasm")}, kept, refused)
+
+
+def _form(
+    found: Sequence[Sample], bits: dict[int, tuple[tuple[int, int], ...]], arch: Architecture
+) -> Form:
+    word, first = found[0]
+    seen = seen_marks((instruction for _, instruction in found), arch)
+    return Form(f"{word:x}", tuple(int(slot) for slot in first.slots), bits, (), seen)
 
 
 def _read(

@@ -22,7 +22,7 @@ from moet_kernels.sass.operands import NO_PREDICATE, Instruction, parse
 from moet_kernels.sass.table import Form, Roles, Table
 from moet_kernels.sass.tools import run_tool
 
-__all__ = ["Access", "accesses", "learn_roles", "register_tokens"]
+__all__ = ["Access", "accesses", "learn_roles", "register_slots", "register_tokens"]
 
 _FLOW = frozenset(
     [
@@ -59,7 +59,7 @@ def register_tokens(instruction: Instruction) -> list[tuple[int, str, int]]:
     The guard is not among them; that it is read goes without saying.
     """
     slots = instruction.slots
-    return [(slot, file, int(slots[slot])) for slot, file in _slots_of(instruction.key)]
+    return [(slot, file, int(slots[slot])) for slot, file in register_slots(instruction.key)]
 
 
 def _bare(template: str) -> str:
@@ -122,14 +122,14 @@ def _spread_words(table: Table) -> Iterator[tuple[str, tuple[int, list[Access]]]
         mnemonic = key.split(" ")[1]
         if mnemonic.split(".")[0] in _FLOW:
             continue
-        found = _spread(form, _slots_of(key))
+        found = _spread(form, register_slots(key))
         if found is not None:
             yield key, found
 
 
 @functools.cache
-def _slots_of(key: str) -> list[tuple[int, str]]:
-    """The register slots of a form: (slot, file)."""
+def register_slots(key: str) -> list[tuple[int, str]]:
+    """The slots of a form that hold register and predicate numbers: (slot, file)."""
     _, _, operands = key.split(" ", 2)
     found = []
     slot = 2

@@ -31,18 +31,28 @@ def safe(program: Program, table: Table) -> Program:
     """Control fields that need no thought: wait for everything, stall as long as possible."""
     statements = []
     for statement in program.statements:
-        writes, _ = accesses(statement.instruction, table.form(statement.instruction))
-        opcode = statement.instruction.opcode
-        variable = opcode in table.timing.variable and writes
+        takes = _takes(statement, table)
         control = Control(
             LONGEST_STALL,
             hold=False,
-            write=0 if variable else NO_SCOREBOARD,
-            read=1 if opcode in table.timing.late else NO_SCOREBOARD,
-            wait=0 if opcode == "NOP" else 0b11,
+            write=0 if "W" in takes else NO_SCOREBOARD,
+            read=1 if "R" in takes else NO_SCOREBOARD,
+            wait=0 if statement.instruction.opcode == "NOP" else 0b11,
         )
         statements.append(msgspec.structs.replace(statement, control=control))
     return _checked(msgspec.structs.replace(program, statements=tuple(statements)), table)
+
+
+def _takes(statement: Statement, table: Table) -> str:
+    """Which scoreboards an instruction must take: "R" for its sources, "W" for its results.
+
+    A result that has arrived says that the sources were read, so one for the results alone will do
+    where compiled code never takes both.
+    """
+    opcode, timing = statement.instruction.opcode, table.timing
+    writes, _ = accesses(statement.instruction, table.form(statement.instruction))
+    takes = "R" * (opcode in timing.late) + "W" * bool(opcode in timing.variable and writes)
+    return takes if takes in timing.boards.get(name_of(statement.instruction), ()) else takes[-1:]
 
 
 def tuned(program: Program, table: Table) -> Program:
@@ -95,16 +105,15 @@ def _boards(program: Program, table: Table) -> list[Control]:
     shared: dict[int, int] = {}
     following = 0
     for index, statement in enumerate(program.statements):
-        writes, _ = uses[index]
-        opcode = statement.instruction.opcode
+        takes = _takes(statement, table)
         write = read = NO_SCOREBOARD
-        if opcode in table.timing.variable and writes:
-            first = _first_use(index, writes, uses)
+        if "W" in takes:
+            first = _first_use(index, uses[index][0], uses)
             if first not in shared:
                 shared[first] = following
                 following = (following + 1) % _READ_BOARD
             write = shared[first]
-        if opcode in table.timing.late:
+        if "R" in takes:
             read = _READ_BOARD
         stall = max(table.timing.stall.get(name_of(statement.instruction), 1), 1)
         controls.append(Control(stall, hold=stall <= LONGEST_HELD, write=write, read=read))
@@ -137,7 +146,8 @@ def _mend(
         after = needed_after_read(timing, found.key)
         if after is not None and found.cycles >= after:
             return False
-        board = controls[found.first].read
+        first = controls[found.first]
+        board = first.write if first.read == NO_SCOREBOARD else first.read
     else:
         board = controls[found.first].write
     if found.second in fixed or board == NO_SCOREBOARD:

@@ -60,12 +60,14 @@ class Form(msgspec.Struct, frozen=True, array_like=True):
         slots: what the sample shows.
         bits: bit -> ((slot, mask), ...): flipping the bit XORs mask into the slot.
         roles: for each register-like token of the operands, in order, how it is used.
+        marks: (bits seen set, bits seen clear), see `moet_kernels.sass.precedent`.
     """
 
     base: str
     slots: tuple[int, ...]
     bits: dict[int, tuple[tuple[int, int], ...]]
     roles: tuple[Roles, ...] = ()
+    marks: tuple[int, int] = (0, 0)
 
     def encode(self, slots: tuple[int, ...]) -> int | None:
         """Find the word that shows these slots; None if there is none."""
@@ -118,6 +120,8 @@ class Timing(msgspec.Struct, frozen=True):
         raw: "producer>consumer:operand" -> fewest cycles seen between the two.
         war: "reader>writer" -> fewest cycles seen from an unguarded late read to the overwriting.
         stall: name -> shortest stall seen on it; a branch issues what follows it if it is shorter.
+        boards: name -> scoreboards seen on it, each of "", "R", "W" and "RW".
+        paces: hold bits and stalls seen together, as `Y:S05`.
     """
 
     variable: tuple[str, ...] = ()
@@ -125,6 +129,8 @@ class Timing(msgspec.Struct, frozen=True):
     raw: dict[str, int] = {}
     war: dict[str, int] = {}
     stall: dict[str, int] = {}
+    boards: dict[str, tuple[str, ...]] = {}
+    paces: tuple[str, ...] = ()
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -189,6 +195,7 @@ def save(table: Table, path: Path) -> None:
             raw=dict(sorted(table.timing.raw.items())),
             war=dict(sorted(table.timing.war.items())),
             stall=dict(sorted(table.timing.stall.items())),
+            boards=dict(sorted(table.timing.boards.items())),
         ),
     )
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -301,6 +301,8 @@ def learn_timing(
     """Learn from compiled programs which results need scoreboards and how long the others take."""
     programs = list(programs)
     variable, late, stall = set(), set(), dict[str, int]()
+    boards: dict[str, set[str]] = {}
+    paces: set[str] = set()
     for program in programs:
         for statement in program.statements:
             assert statement.control is not None
@@ -311,6 +313,8 @@ def learn_timing(
                 late.add(opcode)
             name = name_of(statement.instruction)
             stall[name] = min(statement.control.stall, stall.get(name, LONGEST_STALL))
+            boards.setdefault(name, set()).add(statement.control.boards)
+            paces.add(statement.control.pace)
     # A result of these is of fixed latency unless the instruction says otherwise.
     timing = Timing(tuple(sorted(variable)), tuple(sorted(late)))
     raw: dict[str, int] = {}
@@ -321,7 +325,8 @@ def learn_timing(
             if kept is not None:
                 kept[found.key] = min(found.cycles, kept.get(found.key, found.cycles))
         progress()
-    return Timing(timing.variable, timing.late, raw, war, stall)
+    taken = {name: tuple(sorted(found)) for name, found in boards.items()}
+    return Timing(timing.variable, timing.late, raw, war, stall, taken, tuple(sorted(paces)))
 
 
 def needed(timing: Timing, key: str) -> int:
