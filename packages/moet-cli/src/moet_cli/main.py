@@ -213,6 +213,67 @@ def bench_parsers(output: Output, runs: int, out: Path | None, force: bool) -> N
     parsers.bench_parsers(output, runs, out, force)
 
 
+@_command(bench, "residency")
+@click.option(
+    "--trace",
+    "traces",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    multiple=True,
+    required=True,
+    help="Recorded routing (.npz); may be given several times.",
+)
+@click.option("--together", is_flag=True, help="Simulate also all traces served at once.")
+@click.option(
+    "--coverage",
+    "coverages",
+    type=click.FloatRange(min=0, max=100, min_open=True),
+    multiple=True,
+    help="Percent of all experts that fit into the pool; several by default.",
+)
+@click.option("--policy", "policies", multiple=True, help="moet, LRU, ...; all by default.")
+@click.option(
+    "--half-life",
+    type=click.FloatRange(min=0, min_open=True),
+    default=256.0,
+    show_default=True,
+    help="Steps after which a use counts half.",
+)
+@click.option(
+    "--margin",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    help="Uses by which an expert must exceed the one it replaces between steps.",
+)
+@click.option(
+    "--promotions",
+    type=click.IntRange(min=0),
+    default=8,
+    show_default=True,
+    help="Rows that enter between two steps at most.",
+)
+@click.option("--count-prompts", is_flag=True, help="Let prefill count as use like decoding.")
+@_out
+@_force
+def bench_residency(
+    output: Output,
+    traces: Sequence[Path],
+    together: bool,
+    coverages: Sequence[float],
+    policies: Sequence[str],
+    out: Path | None,
+    force: bool,
+    **settings: Any,
+) -> None:
+    """Simulate pools of experts on recorded routing, against LRU, LFU and the optimum."""
+    from moet_cli import bench as benchmarks
+    from moet_cli import residency
+    from moet_core.simulate import Settings
+
+    study = residency.Study(traces, together, coverages, policies, Settings(**settings))
+    residency.bench_residency(output, study, benchmarks.Target(out, force))
+
+
 @_command(bench, "quality")
 @click.argument("target", metavar="[RECIPE|MODEL]", default="demo")
 @click.option("--reference", metavar="MODEL", help="Compare with this model's own precision.")

@@ -251,7 +251,7 @@ POLICIES: dict[str, Callable[[RoutingTrace, int, Settings], Pool]] = {
     "moet": _Moet,
     "LRU": _Lru,
     "LFU": _Lfu,
-    "LFU, decayed": _DecayedLfu,
+    "LFU-decayed": _DecayedLfu,
     "Belady": _Belady,
 }
 """By name, in the order of tables and plots."""
