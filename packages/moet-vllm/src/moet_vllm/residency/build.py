@@ -144,6 +144,23 @@ class ResidencyBuild:
         self._names[layer] = name
         return LayerRows(self, layer)
 
+    def again(self, config: MoetConfig) -> "ResidencyBuild":
+        """Return a build of the same layers with other settings, whose rows packs hold.
+
+        Raises:
+            ConfigError: The packs do not hold every layer.
+        """
+        other = ResidencyBuild(config, self.rank)
+        for layer, name in self._names.items():
+            other.add_layer(name, layer, self.layout, self.experts, self.top_k)
+        missing = [layer for layer in other.layers if other.needs(layer)]
+        if missing:
+            raise ConfigError(
+                f"A pool can only be opened again from complete packs; layers {missing} are not "
+                f"in packs={config.packs!r}."
+            )
+        return other
+
     def needs(self, layer: int) -> bool:
         """Say whether a layer's rows must come from the checkpoint."""
         self._open()

@@ -20,7 +20,7 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from moet_core.errors import ConfigError
-from moet_vllm.config import MoetConfig
+from moet_vllm.config import MoetConfig, parse_config
 from moet_vllm.refusals import check_version
 from moet_vllm.residency import op
 from moet_vllm.residency.build import Rank, ResidencyBuild, building
@@ -60,6 +60,7 @@ class MoetWorker(StockWorker):
 
     resident: ResidentExperts | None = None
     telemetry: Telemetry | None = None
+    _build: ResidencyBuild | None = None
     _failure = ""
     _lacking = 0
     _flag_sends: list[Any]
@@ -75,13 +76,25 @@ class MoetWorker(StockWorker):
         self._flag_sends = []
         with building(ResidencyBuild(config, _rank(self.vllm_config, self.device))) as build:
             super().load_model(*args, **kwargs)
-            self.resident = build.finish()
-        if self.resident is None:
-            return
-        self.telemetry = Telemetry(self.resident, self.rank, config.report_seconds)
-        self.telemetry.started()
-        self._preload(config)
-        wrap_forward(self.model_runner, self.resident)
+        self._open_pool(build)
+        if self.resident is not None:
+            wrap_forward(self.model_runner, self)
+
+    def reopen_pool(self, settings: dict[str, Any]) -> None:
+        """Replace the pool, between steps, by one with other settings; for measurements.
+
+        Args:
+            settings: The `moet` object of the additional config; packs must be complete.
+
+        Raises:
+            ConfigError: Settings that do not fit, or that need the checkpoint once more.
+        """
+        assert self._build is not None
+        config = parse_config(settings)
+        build = self._build.again(config)
+        if self.resident is not None:
+            self._close_pool()
+        self._open_pool(build)
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """Run a step; a failure travels with it to the last pipeline stage."""
@@ -99,10 +112,23 @@ class MoetWorker(StockWorker):
         """Keep the heat for the next start, then stop."""
         if self.resident is not None:
             save_hot_keys(self.resident)
-            op.unbind(self.resident)
-            self.resident.close()
-            self.resident = None
+            self._close_pool()
         super().shutdown()
+
+    def _open_pool(self, build: ResidencyBuild) -> None:
+        self._build = build
+        self.resident = build.finish()
+        if self.resident is not None:
+            seconds = build.config.report_seconds
+            self.telemetry = Telemetry(self.resident, self.rank, seconds)
+            self.telemetry.started()
+            self._preload(build.config)
+
+    def _close_pool(self) -> None:
+        assert self.resident is not None
+        op.unbind(self.resident)
+        self.resident.close()
+        self.resident = None
 
     def _has_pool(self) -> bool:
         config = configured(self.vllm_config)
@@ -175,8 +201,8 @@ def _marked(output: ModelRunnerOutput, failure: str, lacking: int) -> MoetOutput
     return MoetOutput(**fields, failure=failure, lacking=lacking)
 
 
-def wrap_forward(runner: Any, resident: ResidentExperts) -> None:
-    """Let a model runner run its passes through `resident`.
+def wrap_forward(runner: Any, worker: MoetWorker) -> None:
+    """Let a model runner run its passes through the worker's pool.
 
     `_model_forward` is vLLM's documented place for this; it runs inside the step's forward
     context, so that calling it again runs the same step.
@@ -190,6 +216,9 @@ def wrap_forward(runner: Any, resident: ResidentExperts) -> None:
         inputs_embeds: torch.Tensor | None = None,
         **model_kwargs: Any,
     ) -> Any:
+        resident = worker.resident
+        if resident is None:
+            raise RuntimeError("The pool of experts is closed; a step cannot run.")
         # Layers add to these in place; a second pass must begin where the first one did.
         inputs = list(intermediate_tensors.tensors.values()) if intermediate_tensors else []
         inputs += [] if inputs_embeds is None else [inputs_embeds]
