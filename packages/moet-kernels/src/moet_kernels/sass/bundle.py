@@ -1,72 +1,123 @@
-"""Make the bundle that `device.py` runs: cubins, cases, what the emulator gives, seeded faults."""
+"""Make the bundle that `moet_kernels.sass.gpu` runs: cubins, cases, seeded faults, truths."""
 
 import json
 import random
 import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from moet_core.results import Commit
 from moet_kernels.sass.arch import SM90A
 from moet_kernels.sass.assemble import assemble, disassemble, disassemble_all
 from moet_kernels.sass.cases import Case, copy_case, kernel_source, run_case, w2_case
+from moet_kernels.sass.control import Control
 from moet_kernels.sass.cubin import Cubin
 from moet_kernels.sass.emulate import Launch, emulate
 from moet_kernels.sass.faults import seeded_faults, with_fault
 from moet_kernels.sass.hazards import check_hazards
 from moet_kernels.sass.link import link
+from moet_kernels.sass.listing import NOP
 from moet_kernels.sass.machine import Buffer
 from moet_kernels.sass.one_op import ONE_OPS, THREADS, inputs_of, ptx_module
+from moet_kernels.sass.operands import parse
 from moet_kernels.sass.schedule import safe, tuned
 from moet_kernels.sass.source import Program
 from moet_kernels.sass.table import Table, committed_table
-from moet_kernels.sass.tools import compile_cuda, compile_ptx
+from moet_kernels.sass.tools import compile_cuda, compile_ptx, tool_version
 
-__all__ = ["make_bundle"]
+__all__ = ["add_kernel", "make_bundle", "new_plan", "plan_faults", "write_case"]
 
-_SEEDS = 4
 _KERNELS = ("copy", "w2_gemm_bf16")
 _MODES = {"safe": safe, "tuned": tuned}
+_SEEDS = 4
+_FAULT_BATCH = 12
+
+Plan = dict[str, Any]
 
 
-def make_bundle(folder: Path, fault_variants: tuple[str, ...] = ("twin", "tuned")) -> None:
-    """Write a bundle for a GPU of compute capability 9.0.
+def make_bundle(
+    folder: Path, commit: Commit | None, fault_variants: Sequence[str] = ("tuned",)
+) -> Plan:
+    """Write a bundle for a GPU of compute capability 9.0, and return its plan.
 
     Args:
         folder: where to.
-        fault_variants: which variants of the kernels are given faults.
+        commit: of the checkout that it is made from, for the result files.
+        fault_variants: which variants of the kernels are given faults: tuned, safe, twin.
 
     Raises:
         ToolError: a program of the CUDA toolkit is missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     table = committed_table(SM90A)
-    variants: dict[str, dict[str, str]] = {}
+    plan = new_plan(table)
+    plan["commit"] = msgspec.to_builtins(commit)
+    plan["versions"] = {name: tool_version(name) for name in ("ptxas", "nvdisasm")}
     programs: dict[tuple[str, str], Program] = {}
     for kernel in _KERNELS:
         twin = folder / f"{kernel}.twin.cubin"
         compile_cuda(Path(__file__).parent / "kernels" / f"{kernel}.cu", twin, SM90A.name)
-        variants[kernel] = {"twin": twin.name}
-        programs[kernel, "twin"] = disassemble(Cubin.open(twin), kernel)
-        for mode, schedule in _MODES.items():
-            program = schedule(kernel_source(kernel), table)
-            words = assemble(program, table)
-            path = folder / f"{kernel}.{mode}.cubin"
-            path.write_bytes(link(twin.read_bytes(), program, words))
-            variants[kernel][mode] = path.name
-            programs[kernel, mode] = program
-    cases = _cases(folder)
-    plan = {
-        "variants": variants,
-        "cases": cases,
-        "times": _times(),
-        "one_ops": _one_ops(folder),
-        "faults": _faults(folder, programs, table, cases, fault_variants),
-        "fault_batch": 12,
-        "fault_seconds": 50,
-    }
+        compiled = disassemble(Cubin.open(twin), kernel)
+        programs |= add_kernel(plan, folder, kernel, twin.read_bytes(), compiled, table)
+    plan["cases"] = _cases(folder)
+    plan["times"] = _times()
+    plan["one_ops"] = _one_ops(folder)
+    wanted = {key: program for key, program in programs.items() if key[1] in fault_variants}
+    plan["faults"] = plan_faults(plan, folder, wanted, table)
     (folder / "plan.json").write_text(json.dumps(plan))
+    return plan
+
+
+def new_plan(table: Table) -> Plan:
+    """A plan without kernels: the words that cut and blank out instructions."""
+    leave = table.encode(parse("EXIT", SM90A)) | Control(5, hold=False).bits
+    return {
+        "exit": leave.to_bytes(16, "little").hex(),
+        "nop": NOP.to_bytes(16, "little").hex(),
+        "kernels": {},
+        "fault_batch": _FAULT_BATCH,
+    }
+
+
+def add_kernel(
+    plan: Plan, folder: Path, kernel: str, twin: bytes, compiled: Program | None, table: Table
+) -> dict[tuple[str, str], Program]:
+    """Link a kernel, safe and tuned, into copies of its twin and add all three to a plan.
+
+    Args:
+        plan: what is added to.
+        folder: where the cubins go.
+        kernel: which of our kernels.
+        twin: its twin's cubin.
+        compiled: the twin's program; None where it could not be disassembled.
+        table: of the architecture.
+
+    Returns:
+        (kernel, variant) -> program.
+    """
+    programs = {(kernel, "twin"): compiled} if compiled is not None else {}
+    images = {"twin": twin}
+    for mode, schedule in _MODES.items():
+        program = schedule(kernel_source(kernel), table)
+        programs[kernel, mode] = program
+        images[mode] = link(twin, program, assemble(program, table))
+    variants = {}
+    for variant, image in images.items():
+        cubin, path = Cubin(image), folder / f"{kernel}.{variant}.cubin"
+        path.write_bytes(image)
+        found = programs.get((kernel, variant))
+        variants[variant] = {
+            "file": path.name,
+            "code_at": cubin.section(f".text.{kernel}").fields[4],
+            "count_at": cubin.register_count_at(kernel),
+            "texts": [statement.text for statement in found.statements] if found else [],
+        }
+    plan["kernels"][kernel] = {"variants": variants}
+    return programs
 
 
 def _cases(folder: Path) -> list[dict]:
@@ -77,26 +128,29 @@ def _cases(folder: Path) -> list[dict]:
         ("w2_gemm_bf16", "random-13x64x7168", _w2(13, 64, 7168, 3, exact=False)),
         ("w2_gemm_bf16", "random-1x64x2048", _w2(1, 64, 2048, 4, exact=False)),
     ]
-    plans = []
-    for index, (kernel, name, case) in enumerate(wanted):
-        arrays: dict[str, Any] = {f"input{i}": array for i, array in enumerate(case.inputs)}
-        arrays["expected"] = run_case(kernel_source(kernel), case)
-        if case.expected.dtype == np.float64:
-            arrays["reference"] = case.expected
-        np.savez_compressed(folder / f"{name}.npz", **arrays)
-        plans.append(
-            {
-                "kernel": kernel,
-                "name": name,
-                "file": f"{name}.npz",
-                "inputs": len(case.inputs),
-                "grid": case.grid,
-                "threads": case.threads,
-                "numbers": case.numbers,
-                "repeat": index < 3,
-            }
-        )
-    return plans
+    return [
+        write_case(folder, kernel, name, case, repeat=index < 3)
+        for index, (kernel, name, case) in enumerate(wanted)
+    ]
+
+
+def write_case(folder: Path, kernel: str, name: str, case: Case, *, repeat: bool) -> dict:
+    """Write a case with what the emulator gives, and return its part of the plan."""
+    arrays: dict[str, Any] = {f"input{i}": array for i, array in enumerate(case.inputs)}
+    arrays["expected"] = run_case(kernel_source(kernel), case)
+    if case.expected.dtype == np.float64:
+        arrays["reference"] = case.expected
+    np.savez_compressed(folder / f"{name}.npz", **arrays)
+    return {
+        "kernel": kernel,
+        "name": name,
+        "file": f"{name}.npz",
+        "inputs": len(case.inputs),
+        "grid": case.grid,
+        "threads": case.threads,
+        "numbers": case.numbers,
+        "repeat": repeat,
+    }
 
 
 def _w2(m: int, n: int, k: int, seed: int, *, exact: bool) -> Case:
@@ -159,39 +213,31 @@ def _one_ops(folder: Path) -> dict:
     }
 
 
-def _faults(
-    folder: Path,
-    programs: dict[tuple[str, str], Program],
-    table: Table,
-    cases: list[dict],
-    variants: tuple[str, ...],
+def plan_faults(
+    plan: Plan, folder: Path, programs: Mapping[tuple[str, str], Program], table: Table
 ) -> list[dict]:
-    first_case = {case["kernel"]: i for i, case in reversed(list(enumerate(cases)))}
+    """Every seeded fault of these programs, with what the hazard checker finds in it."""
+    first_case = {case["kernel"]: i for i, case in reversed(list(enumerate(plan["cases"])))}
     faults = []
     for (kernel, variant), program in programs.items():
-        if variant not in variants:
-            continue
-        cubin = Cubin.open(folder / f"{kernel}.{variant}.cubin")
-        code = cubin.section(f".text.{kernel}").fields[4]
-        words = cubin.words(kernel)
+        described = plan["kernels"][kernel]["variants"][variant]
+        words = Cubin.open(folder / described["file"]).words(kernel)
         for fault in seeded_faults(program):
-            found = check_hazards(with_fault(program, fault), table)
-            old = program.statements[fault.index].control
-            assert old is not None
-            word = words[fault.index] ^ old.bits ^ fault.control.bits
+            statement = program.statements[fault.index]
+            assert statement.control is not None
+            word = words[fault.index] ^ statement.control.bits ^ fault.control.bits
             faults.append(
                 {
                     "case": first_case[kernel],
-                    "cubin": f"{kernel}.{variant}.cubin",
+                    "kernel": kernel,
                     "variant": variant,
                     "kind": fault.kind,
-                    "address": 16 * fault.index,
-                    "text": program.statements[fault.index].text,
-                    "was": old.text,
+                    "index": fault.index,
+                    "text": statement.text,
+                    "was": statement.control.text,
                     "now": fault.control.text,
-                    "offset": code + 16 * fault.index,
                     "word": word.to_bytes(16, "little").hex(),
-                    "found": len(found),
+                    "found": len(check_hazards(with_fault(program, fault), table)),
                 }
             )
     # Shuffled, so that a run that stops early has seen some of every kind.

@@ -182,6 +182,18 @@ class Cubin:
                     return int(count)
         raise SassError(f"The cubin does not say how many registers {kernel} has.")
 
+    def register_count_at(self, kernel: str) -> int:
+        """Offset in the file of the 32-bit register count of a kernel."""
+        section, wanted = self.section(".nv.info"), self.symbol(kernel)
+        at = section.fields[4]
+        for attribute in self.attributes(".nv.info"):
+            if attribute.code == REGISTER_COUNT and attribute.payload[:4] == struct.pack(
+                "<I", wanted
+            ):
+                return at + 8
+            at += 4 + len(attribute.payload)
+        raise SassError(f"The cubin does not say how many registers {kernel} has.")
+
     def shared_bytes(self, kernel: str) -> int:
         """Static shared memory of a kernel, without what the system reserves in front of it."""
         sizes = [s.fields[5] for s in self.sections if s.name == f".nv.shared.{kernel}"]
