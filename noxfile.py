@@ -165,7 +165,8 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run every package's tests and those of bench/ (arguments after -- go to pytest)."""
     python = serving_env(session)
-    everything = [*(f"packages/{name}/tests" for name in PACKAGES), "bench/tinymoe/tests"]
+    benches = ("bench/tinymoe/tests", "bench/residency/tests")
+    everything = [*(f"packages/{name}/tests" for name in PACKAGES), *benches]
     args = session.posargs or everything
     run(session, str(python), "-m", "pytest", *args)
 

@@ -92,7 +92,24 @@ def test_a_tabulated_block_puts_one_figure_into_rows_and_columns(tmp_path: Path)
     )
 
 
-def test_a_figure_that_no_measurement_has_is_an_error(tmp_path: Path) -> None:
+def test_a_figure_leaves_out_the_others(tmp_path: Path) -> None:
+    pivoted(tmp_path, "hits: a", "hits at 5 %: a", "moves: a")
+    for how in ("compared", "rendered"):
+        table = render_page(f"<!-- {how} from r.json: hits -->\n<!-- end -->", tmp_path)
+        assert "| hits: a (rows) |" in table
+        assert "moves" not in table
+        assert "5 %" not in table
+
+
+@pytest.mark.parametrize("how", ["compared", "rendered", "tabulated"])
+def test_a_figure_that_no_measurement_has_is_an_error(tmp_path: Path, how: str) -> None:
     pivoted(tmp_path, "hits: a, LRU")
-    with pytest.raises(ConfigError, match="no measurement 'misses: ROW, COLUMN'"):
-        render_page("<!-- tabulated from r.json: misses -->\n<!-- end -->", tmp_path)
+    with pytest.raises(ConfigError, match=r"no measurement 'misses: \.\.\.'"):
+        render_page(f"<!-- {how} from r.json: misses -->\n<!-- end -->", tmp_path)
+
+
+@pytest.mark.parametrize("names", [("hits: a",), ("hits: a, LRU", "moves: a, LRU")])
+def test_names_that_make_no_rows_and_columns(tmp_path: Path, names: tuple[str, ...]) -> None:
+    pivoted(tmp_path, *names)
+    with pytest.raises(ConfigError, match=f"'FIGURE: ROW, COLUMN', got '{names[-1]}'"):
+        render_page("<!-- tabulated from r.json -->\n<!-- end -->", tmp_path)

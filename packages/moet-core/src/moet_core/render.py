@@ -8,12 +8,15 @@ A page holds blocks of the form
 
 and everything between the two lines is written by `render_page`. `compared from FILE FILE...`
 instead of `rendered from FILE` gives one table with a column of medians for each file.
-`tabulated from FILE: FIGURE` gives the medians of the measurements "FIGURE: ROW, COLUMN".
+`tabulated from FILE: FIGURE` gives the medians of the measurements "FIGURE: ROW, COLUMN". The other
+two can be followed by `: FIGURE` as well, which leaves out all but "FIGURE: ...".
 `stale_pages` finds pages whose blocks do not say what the files say.
 """
 
 import re
 from pathlib import Path
+
+import msgspec
 
 from moet_core.errors import ConfigError
 from moet_core.results import Measurement, Result, read_result
@@ -46,11 +49,14 @@ def render_page(page: str, root: Path) -> str:
     def block(found: re.Match[str]) -> str:
         names = found["files"].split()
         results = {Path(name).stem: read_result(root / name) for name in names}
+        figure = found["figure"]
+        if figure:
+            results = {name: _only(result, figure) for name, result in results.items()}
         if found["how"] == "compared":
             table = comparison_table(results)
         elif found["how"] == "tabulated":
             (result,) = results.values()
-            table = pivot_table(result, found["figure"] or "")
+            table = pivot_table(result)
         else:
             table = "\n".join(result_table(result) for result in results.values())
         return f"{found[0].splitlines()[0]}\n{table}<!-- end -->"
@@ -93,20 +99,24 @@ def comparison_table(results: dict[str, Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def pivot_table(result: Result, figure: str) -> str:
-    """Return the medians of the measurements named "FIGURE: ROW, COLUMN" as Markdown.
+def pivot_table(result: Result) -> str:
+    """Return medians as Markdown; the measurements are named "FIGURE: ROW, COLUMN".
 
     Raises:
-        ConfigError: no measurement has such a name.
+        ConfigError: a measurement has another name, or another figure than the first.
     """
     cells: dict[str, dict[str, Measurement]] = {}
+    figures = set()
     for found in result.measurements:
-        name, _, rest = found.name.partition(": ")
+        figure, _, rest = found.name.partition(": ")
         row, _, column = rest.rpartition(", ")
-        if name == figure and row:
-            cells.setdefault(row, {})[column] = found
-    if not cells:
-        raise ConfigError(f"The result has no measurement '{figure}: ROW, COLUMN'.")
+        figures.add(figure)
+        if not row or len(figures) > 1:
+            raise ConfigError(
+                f"A table of one figure needs measurements 'FIGURE: ROW, COLUMN', got "
+                f"{found.name!r}; name the figure after the file, as in 'FILE: FIGURE'."
+            )
+        cells.setdefault(row, {})[column] = found
     columns = dict.fromkeys(column for held in cells.values() for column in held)
     unit = next(found.unit for held in cells.values() for found in held.values())
     lines = [
@@ -117,6 +127,13 @@ def pivot_table(result: Result, figure: str) -> str:
         numbers = [_number(held[c].median) if c in held else "" for c in columns]
         lines.append(f"| {name} | " + " | ".join(numbers) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _only(result: Result, figure: str) -> Result:
+    found = tuple(one for one in result.measurements if one.name.startswith(f"{figure}: "))
+    if not found:
+        raise ConfigError(f"The result has no measurement '{figure}: ...'.")
+    return msgspec.structs.replace(result, measurements=found)
 
 
 def _row(found: Measurement) -> str:
