@@ -1,17 +1,21 @@
 """The expert operation: every token through its routed experts, straight from encoded rows.
 
 `torch.ops.moet.experts` is the registered form; `experts` calls it. The reference backend is
-plain torch on any device, and the oracle of every other one.
+plain torch on any device, and the oracle of every other one. The portable backend is Triton.
 """
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name the whole field uses)
 from torch import Tensor
 
 from moet_core.row import RowLayout, row_layout
+from moet_kernels.arch import choose_backend
 from moet_kernels.decode import decode_rows, tensor_scales
+from moet_kernels.portable.tier import Tier
 
-__all__ = ["add_parts", "combine_parts", "experts"]
+__all__ = ["Tier", "add_parts", "combine_parts", "experts"]
 
 _DECODED_BYTES = 2**28
 """Bound on decoded weights held at a time; at least one expert is."""
@@ -30,6 +34,8 @@ def experts(
     swiglu_limit: float | None = None,
     missing: Tensor | None = None,
     wanted: Tensor | None = None,
+    fine: Tier | None = None,
+    backend: str | None = None,
 ) -> Tensor:
     """Return the weighted sum of each token's experts, [T, H] in x's dtype.
 
@@ -49,9 +55,16 @@ def experts(
         swiglu_limit: L > 0 clamps gate to at most L and up to -L..L; None does not clamp.
         missing: int32 or int64 [1]; the number of distinct absent experts routed to is added.
         wanted: uint8 [E]; set to 1 for every expert routed to, absent or not.
+        fine: A second tier, preferred for experts that have a slot in it; present experts of the
+            pool serve the others.
+        backend: "reference" or "portable"; by default portable for bfloat16 on NVIDIA GPUs of
+            sm_80 and newer, else reference.
+
+    The portable backend never waits for the device: it cannot refuse ids out of range, and counts
+    them as absent experts instead.
 
     Raises:
-        ConfigError: Unknown codec or impossible sizes.
+        ConfigError: Unknown codec, impossible sizes, or a backend that cannot run here.
         ValueError: Tensors that do not fit together, or ids out of range.
     """
     if swiglu_limit is not None and swiglu_limit <= 0:
@@ -70,6 +83,10 @@ def experts(
         intermediate,
         codec,
         swiglu_limit or 0.0,
+        fine.pool if fine else None,
+        fine.slot_of if fine else None,
+        fine.layout.codec if fine else "",
+        backend or "",
     )
 
 
@@ -84,6 +101,7 @@ def add_parts(
     intermediate: int,
     codec: str = "w2",
     swiglu_limit: float | None = None,
+    backend: str | None = None,
 ) -> None:
     """Compute what the present experts give each token routed to them, before weighting.
 
@@ -101,8 +119,26 @@ def add_parts(
         intermediate: I of this tensor-parallel rank.
         codec: Codec of the pool's rows.
         swiglu_limit: As for `experts`.
+        backend: As for `experts`.
     """
     layout = row_layout(codec, hidden, intermediate)
+    if choose_backend(x, backend) == "portable":
+        _check(x, topk_ids, pool, slot_of, layout)
+        counters: dict[str, Any] = {
+            "missing": torch.zeros(1, dtype=torch.int32, device=x.device),
+            "wanted": torch.zeros_like(slot_of, dtype=torch.uint8),
+        }
+        tier = Tier(pool, slot_of.contiguous(), layout)
+        _portable().add_parts(
+            parts,
+            x.contiguous(),
+            topk_ids.contiguous(),
+            tier,
+            None,
+            swiglu_limit=swiglu_limit or 0.0,
+            **counters,
+        )
+        return
     top_k = topk_ids.shape[1]
     routed = topk_ids.unique()
     slots = slot_of[routed]
@@ -142,29 +178,30 @@ def _experts_op(
     intermediate: int,
     codec: str,
     swiglu_limit: float,
+    fine_pool: Tensor | None = None,
+    fine_slot_of: Tensor | None = None,
+    fine_codec: str = "",
+    backend: str = "",
 ) -> Tensor:
-    layout = row_layout(codec, hidden, intermediate)
-    _check(x, topk_weights, topk_ids, pool, slot_of, layout)
-    if wanted.dtype != torch.uint8 or wanted.shape != slot_of.shape:
-        raise ValueError(
-            f"wanted must be uint8 {list(slot_of.shape)}, got {wanted.dtype} {list(wanted.shape)}"
-        )
-    routed = topk_ids.unique()
-    wanted[routed] = 1
-    missing += (slot_of[routed] < 0).sum()
-    parts = x.new_zeros(topk_ids.numel(), hidden, dtype=torch.float32)
-    add_parts(
-        parts,
-        x,
-        topk_ids,
-        pool,
-        slot_of,
-        hidden=hidden,
-        intermediate=intermediate,
-        codec=codec,
+    base = Tier(pool, slot_of.contiguous(), row_layout(codec, hidden, intermediate))
+    fine = None
+    if fine_pool is not None and fine_slot_of is not None:
+        layout = row_layout(fine_codec, hidden, intermediate)
+        fine = Tier(fine_pool, fine_slot_of.contiguous(), layout)
+    _check_all(x, topk_weights, topk_ids, base, fine, missing, wanted)
+    compute = _reference_layer
+    if choose_backend(x, backend or None) == "portable":
+        compute = _portable().expert_layer
+    return compute(
+        x.contiguous(),
+        topk_weights.float().contiguous(),
+        topk_ids.contiguous(),
+        base,
+        fine,
         swiglu_limit=swiglu_limit,
+        missing=missing,
+        wanted=wanted,
     )
-    return combine_parts(parts, topk_weights, x.dtype)
 
 
 @_experts_op.register_fake
@@ -180,8 +217,58 @@ def _(
     intermediate: int,
     codec: str,
     swiglu_limit: float,
+    fine_pool: Tensor | None = None,
+    fine_slot_of: Tensor | None = None,
+    fine_codec: str = "",
+    backend: str = "",
 ) -> Tensor:
-    return torch.empty_like(x)
+    return x.new_empty(x.shape)
+
+
+def _portable() -> Any:
+    """Import the Triton kernels, which takes a second that only their users should wait."""
+    from moet_kernels.portable import layer
+
+    return layer
+
+
+def _reference_layer(
+    x: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    base: Tier,
+    fine: Tier | None,
+    *,
+    swiglu_limit: float,
+    missing: Tensor,
+    wanted: Tensor,
+) -> Tensor:
+    """Return the weighted sum of each token's experts; arguments of the portable twin."""
+    _check_values(topk_ids, base)
+    routed = topk_ids.unique()
+    wanted[routed] = 1
+    parts = x.new_zeros(topk_ids.numel(), base.layout.hidden, dtype=torch.float32)
+    tiers, slots = [base], base.slot_of
+    if fine is not None:
+        _check_values(topk_ids, fine)
+        in_fine = fine.slot_of >= 0
+        slots = torch.where(in_fine, fine.slot_of, base.slot_of)
+        tiers = [fine, base._replace(slot_of=torch.where(in_fine, -1, base.slot_of))]
+    missing += (slots[routed] < 0).sum()
+    for tier in tiers:
+        add_parts(
+            parts,
+            x,
+            topk_ids,
+            tier.pool,
+            tier.slot_of,
+            hidden=tier.layout.hidden,
+            intermediate=tier.layout.intermediate,
+            codec=tier.layout.codec,
+            swiglu_limit=swiglu_limit,
+            backend="reference",
+        )
+    return combine_parts(parts, topk_weights, x.dtype)
 
 
 def _expert(x: Tensor, w13: Tensor, w2: Tensor, scales: Tensor | None, limit: float) -> Tensor:
@@ -196,27 +283,60 @@ def _expert(x: Tensor, w13: Tensor, w2: Tensor, scales: Tensor | None, limit: fl
     return down if scales is None else down * scales[2]
 
 
-def _check(
+def _check_all(
     x: Tensor,
     topk_weights: Tensor,
     topk_ids: Tensor,
-    pool: Tensor,
-    slot_of: Tensor,
-    layout: RowLayout,
+    base: Tier,
+    fine: Tier | None,
+    missing: Tensor,
+    wanted: Tensor,
 ) -> None:
+    """Check what can be checked without waiting for the device."""
+    for tier in (base, fine) if fine else (base,):
+        _check(x, topk_ids, tier.pool, tier.slot_of, tier.layout)
+    if fine is not None and fine.slot_of.shape != base.slot_of.shape:
+        raise ValueError(
+            f"the fine tier's slot_of must be {list(base.slot_of.shape)} as the base's, "
+            f"got {list(fine.slot_of.shape)}"
+        )
+    if topk_weights.shape != topk_ids.shape:
+        raise ValueError(
+            f"topk_weights and topk_ids must be [{len(x)}, k], "
+            f"got {list(topk_weights.shape)} and {list(topk_ids.shape)}"
+        )
+    if missing.dtype not in (torch.int32, torch.int64) or missing.shape != (1,):
+        raise ValueError(
+            f"missing must be int32 or int64 [1], got {missing.dtype} {list(missing.shape)}"
+        )
+    if wanted.dtype != torch.uint8 or wanted.shape != base.slot_of.shape:
+        raise ValueError(
+            f"wanted must be uint8 {list(base.slot_of.shape)}, "
+            f"got {wanted.dtype} {list(wanted.shape)}"
+        )
+
+
+def _check(x: Tensor, topk_ids: Tensor, pool: Tensor, slot_of: Tensor, layout: RowLayout) -> None:
     if x.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"x must be bfloat16 or float32, got {x.dtype}")
     if x.ndim != 2 or x.shape[1] != layout.hidden:
         raise ValueError(f"x must be [tokens, {layout.hidden}], got {list(x.shape)}")
-    if topk_weights.shape != topk_ids.shape or len(topk_ids) != len(x):
+    if topk_ids.ndim != 2 or len(topk_ids) != len(x) or topk_ids.is_floating_point():
         raise ValueError(
-            f"topk_weights and topk_ids must be [{len(x)}, k], "
-            f"got {list(topk_weights.shape)} and {list(topk_ids.shape)}"
+            f"topk_ids must be integers [{len(x)}, k], got {topk_ids.dtype} {list(topk_ids.shape)}"
         )
     if pool.dtype != torch.uint8 or pool.shape[1:] != (layout.row_bytes,):
         raise ValueError(
             f"pool must be uint8 [slots, {layout.row_bytes}], got {pool.dtype} {list(pool.shape)}"
         )
+    if not pool.is_contiguous():
+        raise ValueError("pool must be contiguous")
+    if slot_of.dtype != torch.int32 or slot_of.ndim != 1:
+        raise ValueError(f"slot_of must be int32 [E], got {slot_of.dtype} {list(slot_of.shape)}")
+
+
+def _check_values(topk_ids: Tensor, tier: Tier) -> None:
+    slot_of, pool = tier.slot_of, tier.pool
     if topk_ids.numel() and not 0 <= topk_ids.min() <= topk_ids.max() < len(slot_of):
         raise ValueError(
             f"topk_ids must be in 0..{len(slot_of) - 1}, "

@@ -7,9 +7,10 @@ the first pair with that expert works, for all of them, so that grouping needs n
 import triton
 import triton.language as tl
 
+from moet_kernels.portable.grouping import slot_or_absent
 from moet_kernels.portable.stream import stream_rows
 
-__all__ = ["combine", "down", "gate_up"]
+__all__ = ["combine", "down", "gate_up", "swiglu"]
 
 
 @triton.jit
@@ -19,13 +20,6 @@ def _sharing(ids, expert, pairs, BLOCK: tl.constexpr):
     other = tl.load(ids + place, mask=place < pairs, other=0).to(tl.int32)
     same = (other == expert) & (place < pairs)
     return place, same, tl.min(tl.where(same, place, BLOCK))
-
-
-@triton.jit
-def _slot(slot_of, expert, experts):
-    """Return the slot of an expert, -1 for one that is absent or does not exist."""
-    known = (expert >= 0) & (expert < experts)
-    return tl.load(slot_of + expert, mask=known, other=-1)
 
 
 @triton.jit
@@ -86,8 +80,8 @@ def _gate_up_rows(
 
 
 @triton.jit
-def _swiglu(gate, up, limit, CLAMP: tl.constexpr):
-    """Return silu(gate) * up in float32; with CLAMP, gate at most limit, up within -limit..limit."""
+def swiglu(gate, up, limit, CLAMP: tl.constexpr):
+    """Return silu(gate) * up in float32; CLAMP: gate at most limit, up in -limit..limit."""
     if CLAMP:
         gate = tl.minimum(gate, limit)
         up = tl.minimum(tl.maximum(up, -limit), limit)
@@ -130,10 +124,10 @@ def gate_up(
     place, same, first = _sharing(ids, expert, pairs, PAIRS)
     if first != pair:
         return
-    base = _slot(base_slot_of, expert, experts)
+    base = slot_or_absent(base_slot_of, expert, experts)
     fine = base * 0 - 1
     if len(FINE) > 0:
-        fine = _slot(fine_slot_of, expert, experts)
+        fine = slot_or_absent(fine_slot_of, expert, experts)
     if tile == 0:
         tl.store(wanted + expert, 1, mask=(expert >= 0) & (expert < experts))
         tl.atomic_add(missing, 1, mask=(base < 0) & (fine < 0))
@@ -173,7 +167,7 @@ def gate_up(
             gate, up = _gate_up_rows(
                 vectors, base_pool, base, tile, levels, BASE, HIDDEN, INTERMEDIATE, BLOCKS, WARPS
             )
-        result = _swiglu(gate, up, limit, CLAMP).to(tl.bfloat16)
+        result = swiglu(gate, up, limit, CLAMP).to(tl.bfloat16)
         row = tile * (BLOCKS * 16) + tl.arange(0, BLOCKS * 16)
         at = activated + chosen[None, :] * INTERMEDIATE + row[:, None]
         tl.store(at, result, mask=exists[None, :] & (row < INTERMEDIATE)[:, None])
@@ -232,7 +226,7 @@ def down(
     BLOCKS: tl.constexpr,
     WARPS: tl.constexpr,
 ):
-    """Write down(activated), float32 [pairs, H], of a tile of rows and one expert's pairs.
+    """Write the down projection of `activated`, float32 [pairs, H], of one expert's pairs.
 
     Rows of pairs whose expert is absent stay as they are. Grid: (tiles of BLOCKS * 16 rows, pairs).
     """
@@ -242,10 +236,10 @@ def down(
     place, same, first = _sharing(ids, expert, pairs, PAIRS)
     if first != pair:
         return
-    base = _slot(base_slot_of, expert, experts)
+    base = slot_or_absent(base_slot_of, expert, experts)
     fine = base * 0 - 1
     if len(FINE) > 0:
-        fine = _slot(fine_slot_of, expert, experts)
+        fine = slot_or_absent(fine_slot_of, expert, experts)
     if (base < 0) & (fine < 0):
         return
     for start in range(0, tl.sum(same.to(tl.int32)), 8):
@@ -311,9 +305,9 @@ def combine(
     for k in tl.static_range(TOP_K):
         pair = token * TOP_K + k
         expert = tl.load(ids + pair).to(tl.int32)
-        present = _slot(base_slot_of, expert, experts) >= 0
+        present = slot_or_absent(base_slot_of, expert, experts) >= 0
         if FINE:
-            present |= _slot(fine_slot_of, expert, experts) >= 0
+            present |= slot_or_absent(fine_slot_of, expert, experts) >= 0
         part = tl.load(parts + pair * HIDDEN + column, mask=present & (column < HIDDEN), other=0.0)
         total += part * tl.load(weights + pair)
     tl.store(out + token * HIDDEN + column, total.to(tl.bfloat16), mask=column < HIDDEN)

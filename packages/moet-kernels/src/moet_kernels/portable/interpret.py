@@ -5,6 +5,7 @@ For tests and for whoever debugs a kernel; slow. The environment variable TRITON
 """
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,9 +38,10 @@ def run_ptx(text: str, inputs: list[Words], outputs: int) -> list[Words]:
     for statement in text.strip().strip("{}").split(";"):
         words = re.split(r"[\s,]+", statement.strip())
         if words[0] and words[0] != ".reg":
-            if words[0] not in _OPERATIONS:
+            operation = _OPERATIONS.get(words[0])
+            if operation is None:
                 raise ValueError(f"the PTX instruction {words[0]!r} is not known here")
-            registers[words[1]] = _OPERATIONS[words[0]](*map(value, words[2:]))
+            registers[words[1]] = operation(*map(value, words[2:]))
     try:
         return [registers[f"${i}"] for i in range(outputs)]
     except KeyError as error:
@@ -122,7 +124,7 @@ def _fma_bf16x2(a: Words, b: Words, c: Words) -> Words:
     return result
 
 
-_OPERATIONS = {
+_OPERATIONS: dict[str, Callable[..., Words]] = {
     "mov.b32": lambda a: a,
     "and.b32": lambda a, b: a & b,
     "or.b32": lambda a, b: a | b,

@@ -6,39 +6,31 @@ import torch
 import triton
 from torch import Tensor
 
-from moet_core.row import RowLayout
 from moet_kernels.portable import decode, ptx
+from moet_kernels.portable.many import many_parts, mark_routed
+from moet_kernels.portable.tier import Tier
 
-__all__ = ["DECODE_TOKENS", "Tier", "add_parts", "combine_parts"]
+__all__ = ["DECODE_TOKENS", "add_parts", "combine_parts", "expert_layer"]
 
 DECODE_TOKENS = 16
 """Most tokens that the decode kernels take; a token's result is the same for every number."""
 
-_GATE_UP = {"BLOCKS": 2, "WARPS": 4, "num_warps": 4, "num_stages": 1}
-_DOWN = {"BLOCKS": 4, "WARPS": 4, "num_warps": 4, "num_stages": 1}
+
+class StreamShape(NamedTuple):
+    """How a decode kernel is cut: row blocks of a program (of each of gate and up), warps."""
+
+    blocks: int
+    warps: int
+    stages: int = 1
+    registers: int | None = None
+
+
+GATE_UP_SHAPE = StreamShape(2, 4)
+DOWN_SHAPE = StreamShape(4, 4)
 _COMBINE_BLOCK = 1024
 
-
-class Tier(NamedTuple):
-    """Encoded experts: rows uint8 [slots, row_bytes] and the slot int32 [E] of each, -1 if none."""
-
-    pool: Tensor
-    slot_of: Tensor
-    layout: RowLayout
-
-    @property
-    def constants(self) -> tuple[Any, ...]:
-        """What kernels know of rows when they are compiled."""
-        layout = self.layout
-        return (
-            layout.codec,
-            layout.row_bytes,
-            layout.codes13.offset,
-            layout.scales13.offset,
-            layout.codes2.offset,
-            layout.scales2.offset,
-            layout.tensor_scales.offset,
-        )
+_PARTS_BYTES = 2**30
+"""Bound on the parts held at a time; more tokens are computed in portions."""
 
 
 def add_parts(
@@ -64,8 +56,43 @@ def add_parts(
         missing: int32 or int64 [1]; the number of distinct absent experts is added.
         wanted: uint8 [E]; set to 1 for every expert routed to.
     """
-    if topk_ids.numel():
-        _decode_parts(parts, x, topk_ids, base, fine, swiglu_limit, missing, wanted)
+    if not topk_ids.numel():
+        return
+    if len(x) <= DECODE_TOKENS:
+        few_parts(parts, x, topk_ids, base, fine, swiglu_limit, missing, wanted)
+    else:
+        mark_routed(topk_ids, base, fine, missing, wanted)
+        many_parts(parts, x, topk_ids, base, fine, swiglu_limit)
+
+
+def expert_layer(
+    x: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    base: Tier,
+    fine: Tier | None,
+    *,
+    swiglu_limit: float,
+    missing: Tensor,
+    wanted: Tensor,
+) -> Tensor:
+    """Return the weighted sum of each token's experts, bfloat16 [T, H]; see `add_parts`."""
+    tokens, top_k = topk_ids.shape
+    at_a_time = max(DECODE_TOKENS, _PARTS_BYTES // (4 * base.layout.hidden * max(top_k, 1)))
+    if tokens <= at_a_time:
+        parts = torch.empty(tokens * top_k, x.shape[1], dtype=torch.float32, device=x.device)
+        options = {"swiglu_limit": swiglu_limit, "missing": missing, "wanted": wanted}
+        add_parts(parts, x, topk_ids, base, fine, **options)
+        return combine_parts(parts, topk_weights, topk_ids, base, fine)
+    mark_routed(topk_ids, base, fine, missing, wanted)  # of all portions, so that none counts twice
+    out = torch.empty_like(x)
+    for start in range(0, tokens, at_a_time):
+        part = slice(start, start + at_a_time)
+        ids = topk_ids[part]
+        parts = torch.empty(ids.numel(), x.shape[1], dtype=torch.float32, device=x.device)
+        many_parts(parts, x[part], ids, base, fine, swiglu_limit)
+        out[part] = combine_parts(parts, topk_weights[part], ids, base, fine)
+    return out
 
 
 def combine_parts(
@@ -94,7 +121,7 @@ def combine_parts(
     return out
 
 
-def _decode_parts(
+def few_parts(
     parts: Tensor,
     x: Tensor,
     topk_ids: Tensor,
@@ -103,14 +130,17 @@ def _decode_parts(
     swiglu_limit: float,
     missing: Tensor,
     wanted: Tensor,
+    gate_up: StreamShape = GATE_UP_SHAPE,
+    down: StreamShape = DOWN_SHAPE,
 ) -> None:
+    """Set the rows of parts whose expert is present, for at most `DECODE_TOKENS` tokens."""
     hidden, intermediate = base.layout.hidden, base.layout.intermediate
     pairs, top_k = topk_ids.numel(), topk_ids.shape[1]
     activated = torch.empty(pairs, intermediate, dtype=torch.bfloat16, device=x.device)
     other = fine or base
     tables = (topk_ids, base.slot_of, base.pool, other.slot_of, other.pool)
     counts = (pairs, len(base.slot_of), ptx.W2_LEVELS)
-    constants = {
+    constants: dict[str, Any] = {
         "HIDDEN": hidden,
         "INTERMEDIATE": intermediate,
         "BASE": base.constants,
@@ -118,7 +148,7 @@ def _decode_parts(
         # one size for all numbers of tokens, so that there is one kernel
         "PAIRS": triton.next_power_of_2(DECODE_TOKENS * top_k),
     }
-    tiles = triton.cdiv(intermediate, 16 * _GATE_UP["BLOCKS"])
+    tiles = triton.cdiv(intermediate, 16 * gate_up.blocks)
     decode.gate_up[(tiles, pairs)](
         x,
         *tables,
@@ -130,7 +160,17 @@ def _decode_parts(
         TOP_K=top_k,
         CLAMP=swiglu_limit > 0,
         **constants,
-        **_GATE_UP,
+        **_launch(gate_up),
     )
-    tiles = triton.cdiv(hidden, 16 * _DOWN["BLOCKS"])
-    decode.down[(tiles, pairs)](activated, *tables, parts, *counts, **constants, **_DOWN)
+    tiles = triton.cdiv(hidden, 16 * down.blocks)
+    decode.down[(tiles, pairs)](activated, *tables, parts, *counts, **constants, **_launch(down))
+
+
+def _launch(shape: StreamShape) -> dict[str, Any]:
+    return {
+        "BLOCKS": shape.blocks,
+        "WARPS": shape.warps,
+        "num_warps": shape.warps,
+        "num_stages": shape.stages,
+        "maxnreg": shape.registers,
+    }

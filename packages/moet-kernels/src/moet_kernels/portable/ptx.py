@@ -17,8 +17,17 @@ scales twice of what their bytes say (`weights`): the product is the same and th
 
 import triton.language as tl
 
-__all__ = ["FP4", "FP4_CONSTRAINTS", "FP4_SCALED", "FP4_SCALED_CONSTRAINTS"]
-__all__ += ["W2", "W2_LEVELS", "W2_CONSTRAINTS", "W2_SCALED", "W2_SCALED_CONSTRAINTS"]
+__all__ = [
+    "FP4",
+    "FP4_CONSTRAINTS",
+    "FP4_SCALED",
+    "FP4_SCALED_CONSTRAINTS",
+    "W2",
+    "W2_CONSTRAINTS",
+    "W2_LEVELS",
+    "W2_SCALED",
+    "W2_SCALED_CONSTRAINTS",
+]
 
 W2_LEVELS = 0x403FBFC0
 """High bytes of bfloat16 -2, -0.5, 0.5, 2 for codes 0..3, from the lowest byte.

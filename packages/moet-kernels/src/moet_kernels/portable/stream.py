@@ -9,9 +9,12 @@ import triton
 import triton.language as tl
 
 from moet_kernels.portable.weights import (
+    chunk_columns,
     fp4_pairs,
     halves,
     operand,
+    scale_block_columns,
+    scale_group,
     scale_value,
     scale_words,
     step_words,
@@ -32,7 +35,7 @@ def _accumulate(total, part, low, high, BLOCKS: tl.constexpr, WARPS: tl.constexp
 
 @triton.jit
 def _vectors(address, chunk, CHUNKS: tl.constexpr, WARPS: tl.constexpr, SPREAD: tl.constexpr):
-    """Load four activations a lane as an MMA operand [WARPS, 16, 8]; zeros behind the last chunk."""
+    """Load four activations a lane as an operand [WARPS, 16, 8]; zeros behind the last chunk."""
     if CHUNKS % WARPS == 0:
         values = tl.load(address)
     else:
@@ -67,13 +70,10 @@ def stream_rows(
     """
     W2: tl.constexpr = CODEC == "w2"
     E4M3: tl.constexpr = CODEC == "fp4-nv"
-    GROUP: tl.constexpr = 16 if E4M3 else 32
-    # The largest powers of two that divide K and the block sizes of moet_core.layout.
-    CHUNK: tl.constexpr = (K & -K) if (K & -K) < (128 if W2 else 64) else (128 if W2 else 64)
-    SCALE_BLOCK: tl.constexpr = (K & -K) if (K & -K) < 128 else 128
-    PER_BLOCK: tl.constexpr = SCALE_BLOCK // CHUNK
+    CHUNK: tl.constexpr = chunk_columns(CODEC, K)
+    PER_BLOCK: tl.constexpr = scale_block_columns(K) // CHUNK
     WORDS: tl.constexpr = CHUNK // (32 if W2 else 16)
-    BYTES: tl.constexpr = CHUNK // GROUP
+    BYTES: tl.constexpr = CHUNK // scale_group(CODEC)
     CHUNKS: tl.constexpr = K // CHUNK
 
     lane = tl.arange(0, 32)

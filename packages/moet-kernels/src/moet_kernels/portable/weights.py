@@ -14,14 +14,49 @@ g = lane // 4, whose addresses are no run, and the dimension that warps share ou
 import triton
 import triton.language as tl
 
+from moet_core import layout
 from moet_kernels.portable import ptx
 
-__all__ = ["fp4_pairs", "halves", "operand", "scale_value", "scale_words", "step_words", "w2_pairs"]
+__all__ = [
+    "chunk_columns",
+    "fp4_pairs",
+    "halves",
+    "members",
+    "operand",
+    "scale_block_columns",
+    "scale_group",
+    "scale_value",
+    "scale_words",
+    "step_words",
+    "w2_pairs",
+]
 
+# Powers of two, so that the greatest common divisor with K is a minimum.
+_CODE_BLOCK: tl.constexpr = layout.CODE_BLOCK
+_NIBBLE_BLOCK: tl.constexpr = layout.NIBBLE_BLOCK
+_SCALE_BLOCK: tl.constexpr = layout.SCALE_BLOCK
 _W2: tl.constexpr = ptx.W2
 _W2_CONSTRAINTS: tl.constexpr = ptx.W2_CONSTRAINTS
 _FP4: tl.constexpr = ptx.FP4
 _FP4_CONSTRAINTS: tl.constexpr = ptx.FP4_CONSTRAINTS
+
+
+@triton.constexpr_function
+def chunk_columns(codec, k):
+    """Return how many columns of a matrix with k a lane's words of one load cover."""
+    return min(k & -k, _CODE_BLOCK if codec == "w2" else _NIBBLE_BLOCK)
+
+
+@triton.constexpr_function
+def scale_block_columns(k):
+    """Return the columns of a block of the scale plane."""
+    return min(k & -k, _SCALE_BLOCK)
+
+
+@triton.constexpr_function
+def scale_group(codec):
+    """Return the columns that share a scale."""
+    return 16 if codec == "fp4-nv" else 32
 
 
 @triton.jit
@@ -69,14 +104,15 @@ def step_words(words, WORDS: tl.constexpr):
         return (tl.reshape(words, words.shape[:-1]),)
     if WORDS == 2:
         return tl.split(words)
-    even, odd = tl.split(tl.reshape(words, words.shape[:-1] + [2, 2]))
+    halved: tl.constexpr = words.shape[:-1] + [2, 2]  # noqa: RUF005 - Triton knows no starred list
+    even, odd = tl.split(tl.reshape(words, halved))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
     return first, second, third, fourth
 
 
 @triton.jit
-def _members(pairs):
+def members(pairs):
     """Unpack pairs int32 [...] into bfloat16 [..., 2]."""
     low = pairs.to(tl.int16).to(tl.bfloat16, bitcast=True)
     high = (pairs >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
@@ -86,8 +122,8 @@ def _members(pairs):
 @triton.jit
 def operand(p0, p1, p2, p3, BLOCKS: tl.constexpr, WARPS: tl.constexpr):
     """Put the pairs of (tile, pair), int32 [32, WARPS, BLOCKS] each, into [WARPS, rows, 16]."""
-    tile0 = tl.join(_members(p0), _members(p1))
-    tile1 = tl.join(_members(p2), _members(p3))
+    tile0 = tl.join(members(p0), members(p1))
+    tile1 = tl.join(members(p2), members(p3))
     # [g, t, warp, block, member, pair, tile]
     parts = tl.reshape(tl.join(tile0, tile1), [8, 4, WARPS, BLOCKS, 2, 2, 2])
     return tl.reshape(tl.permute(parts, (2, 3, 6, 0, 1, 5, 4)), [WARPS, BLOCKS * 16, 16])
@@ -100,7 +136,8 @@ def halves(values, WARPS: tl.constexpr, SPREAD: tl.constexpr):
     SPREAD says that pairs are of j and j + 2 (fp4), not of neighbours (w2).
     """
     parts = tl.reshape(values, [8, 4, WARPS, 2, 2])
-    if SPREAD:
+    # [warp, t, pair, member, token]
+    if SPREAD:  # noqa: SIM108 - Triton chooses between tuples only this way
         ordered = tl.permute(parts, (2, 1, 4, 3, 0))
     else:
         ordered = tl.permute(parts, (2, 1, 3, 4, 0))
