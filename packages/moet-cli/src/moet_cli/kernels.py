@@ -1,35 +1,47 @@
 """`moet kernels`: the SASS toolchain on files."""
 
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from moet_cli.output import Output, make_table
-from moet_core.errors import MoetError, UsageError
+from moet_cli.output import Group, Output, command, make_table
+from moet_core.errors import ConfigError, MoetError, UsageError
+
+if TYPE_CHECKING:  # the toolchain is imported when it is used
+    from moet_core.results import Result
+    from moet_kernels.sass.cubin import Cubin
+    from moet_kernels.sass.source import Program
+    from moet_kernels.sass.table import Table
 
 __all__ = ["kernels"]
 
 CONTROLS = ("source", "safe", "tuned")
+_SHAPE = (5, 32, 2048)
+_MOST_ERROR = 1e-6
 
 
 def run_asm(output: Output, source: Path, control: str, twin: Path | None, out: Path) -> None:
     """Assemble a source file into a copy of its twin's cubin.
 
     Raises:
-        MoetError: the source is wrong, or the twin does not fit.
+        MoetError: the source is wrong, the twin does not fit, or the file cannot be written.
     """
     from moet_kernels.sass.assemble import assemble
-    from moet_kernels.sass.link import link
 
-    program, table = _program(source, control)
-    words = assemble(program, table)
-    with tempfile.TemporaryDirectory() as folder:
-        shell = twin or _compile_twin(program, source, Path(folder))
-        image = link(shell.read_bytes(), program, words)
-    out.write_bytes(image)
+    with _named(source):
+        program, table = _scheduled(_read(source), control)
+        words = assemble(program, table)
+    image = _linked(program, words, source, twin)
+    try:
+        out.write_bytes(image)
+    except OSError as error:
+        raise ConfigError(f"The cubin {out} cannot be written: {error.strerror}.") from error
     output.result(
         {"event": "asm", "kernel": program.kernel, "instructions": len(words), "out": str(out)},
         f"{program.kernel}: {len(words)} instructions for {program.arch.name} in {out}",
@@ -43,12 +55,11 @@ def run_disasm(output: Output, cubin_path: Path, kernel: str | None) -> None:
         MoetError: it is no cubin, or has no such kernel.
     """
     from moet_kernels.sass.assemble import disassemble
-    from moet_kernels.sass.cubin import Cubin
     from moet_kernels.sass.source import write_source
 
-    cubin = Cubin.open(cubin_path)
-    name = _kernel(cubin, kernel)
-    text = write_source(disassemble(cubin, name))
+    with _named(cubin_path):
+        cubin, name = _cubin(cubin_path, kernel)
+        text = write_source(disassemble(cubin, name))
     output.result({"event": "disasm", "kernel": name, "source": text}, text.rstrip())
 
 
@@ -59,12 +70,11 @@ def run_audit(output: Output, cubin_path: Path, kernel: str | None) -> None:
         MoetError: the audit found something, or cannot read the file.
     """
     from moet_kernels.sass.audit import audit as check
-    from moet_kernels.sass.cubin import Cubin
     from moet_kernels.sass.table import committed_table
 
-    cubin = Cubin.open(cubin_path)
-    name = _kernel(cubin, kernel)
-    findings = check(cubin, name, committed_table(cubin.arch))
+    with _named(cubin_path):
+        cubin, name = _cubin(cubin_path, kernel)
+        findings = check(cubin, name, committed_table(cubin.arch))
     rows = [(f.rule, f"{f.address:#06x}", f.instruction, f.message) for f in findings]
     shown: Any = f"{name}: nothing found"
     if findings:
@@ -74,29 +84,35 @@ def run_audit(output: Output, cubin_path: Path, kernel: str | None) -> None:
         raise MoetError(f"The audit of {name} in {cubin_path} found {len(findings)} flaws.")
 
 
-def run_emulate(output: Output, source: Path, shape: Sequence[int], seed: int, exact: bool) -> None:
+def run_emulate(
+    output: Output, source: Path, shape: Sequence[int] | None, seed: int, exact: bool
+) -> None:
     """Run one of our kernels in the emulator on random data.
 
     Raises:
-        MoetError: the kernel faulted, or its result is wrong.
+        MoetError: the source is wrong, the kernel faulted, or its result is wrong.
+        UsageError: the kernel is none of ours, or the shape is none that it takes.
     """
     import numpy as np
 
     from moet_kernels.sass.cases import copy_case, run_case, w2_case
-    from moet_kernels.sass.source import parse_source
 
-    program = parse_source(source.read_text())
+    with _named(source):
+        program = _read(source)
     if program.kernel == "copy":
+        if shape is not None or exact:
+            raise UsageError("copy has no shape, and its result is always exact.")
         case = copy_case(4096, 2, seed)
-    elif program.kernel.startswith("w2_gemm_"):
-        m, n, k = shape
+    elif program.kernel in ("w2_gemm_bf16", "w2_gemm_e4m3"):
+        m, n, k = _fitting(shape or _SHAPE)
         case = w2_case(program.kernel, m, n, k, seed, exact=exact)
     else:
         raise UsageError(
             f"{program.kernel} is none of our kernels (copy, w2_gemm_bf16, w2_gemm_e4m3), so there "
             "is no data for it; call moet_kernels.sass.emulate.emulate with your own."
         )
-    data = run_case(program, case)
+    with _named(source):
+        data = run_case(program, case)
     if case.expected.dtype == np.float64:
         got = data.view(np.float32).reshape(case.expected.shape)
         error = float(np.abs(got - case.expected).max() / np.abs(case.expected).max())
@@ -108,8 +124,11 @@ def run_emulate(output: Output, source: Path, shape: Sequence[int], seed: int, e
         {"event": "emulate", "kernel": program.kernel, "exact": equal, "relative_error": error},
         f"{program.kernel}: {'exact' if equal else f'relative error {error:.2e}'}",
     )
-    if error > 1e-6:
-        raise MoetError(f"{program.kernel} has a relative error of {error:.2e}; 1e-6 is allowed.")
+    allowed = 0.0 if exact else _MOST_ERROR
+    if not error <= allowed:
+        raise MoetError(
+            f"{program.kernel} has a relative error of {error:.2e}; {allowed:g} is allowed."
+        )
 
 
 def run_verify(output: Output, source: Path) -> None:
@@ -121,14 +140,14 @@ def run_verify(output: Output, source: Path) -> None:
     from moet_kernels.sass.assemble import assemble
     from moet_kernels.sass.audit import audit as check
     from moet_kernels.sass.cubin import Cubin
-    from moet_kernels.sass.link import link
 
+    with _named(source):
+        read = _read(source)
     for control in ("safe", "tuned"):
-        program, table = _program(source, control)
-        words = assemble(program, table)
-        with tempfile.TemporaryDirectory() as folder:
-            twin = _compile_twin(program, source, Path(folder))
-            image = link(twin.read_bytes(), program, words)
+        with _named(source):
+            program, table = _scheduled(read, control)
+            words = assemble(program, table)
+        image = _linked(program, words, source, None)
         findings = check(Cubin(image), program.kernel, table, program)
         cycles = sum(s.control.stall for s in program.statements if s.control)
         output.result(
@@ -144,119 +163,229 @@ def run_verify(output: Output, source: Path) -> None:
         )
         if findings:
             raise MoetError(f"The audit of {program.kernel} ({control}): {findings[0].message}")
-    run_emulate(output, source, (5, 32, 2048), 0, exact=True)
+    run_emulate(output, source, None, 0, exact=program.kernel != "copy")
 
 
-def _program(source: Path, control: str) -> tuple[Any, Any]:
-    from moet_kernels.sass.schedule import safe, tuned
+def run_measure(output: Output, splits: int, out: Path, force: bool) -> None:
+    """Study the corpus of every architecture, into a result file.
+
+    Raises:
+        MoetError: a program of the CUDA toolkit is missing, or the file exists.
+    """
+    from moet_cli.machine import describe_machine, find_commit
+    from moet_core.results import Result, recorded_command
+    from moet_kernels.sass.arch import ARCHITECTURES
+    from moet_kernels.sass.study import measurements_of, study
+
+    if out.exists() and not force:
+        raise ConfigError(f"The result file {out} exists already; --force replaces it.")
+    started = datetime.now(UTC)
+    with tempfile.TemporaryDirectory() as folder:
+        studies = [
+            study(arch, Path(folder) / arch.name, range(splits)) for arch in ARCHITECTURES.values()
+        ]
+    result = Result(
+        kind="sass-corpus",
+        started=started,
+        finished=datetime.now(UTC),
+        commit=find_commit(),
+        versions=studies[0].table.tools,
+        machine=describe_machine(),
+        command=recorded_command(("moet", *sys.argv[1:])),
+        measurements=tuple(m for studied in studies for m in measurements_of(studied)),
+        notes=(
+            "Halves are random halves of the kernels, in every variant each; asked are the "
+            "distinct words of the second half that the first has not.",
+            *(f"Refused on {s.arch}, form: words: {', '.join(s.refused)}." for s in studies),
+        ),
+    )
+    _write(output, out, result, force)
+
+
+def run_bundle(output: Output, folder: Path) -> None:
+    """Make the bundle that `python -m moet_kernels.sass.gpu` runs on a GPU.
+
+    Raises:
+        MoetError: a program of the CUDA toolkit is missing.
+    """
+    from moet_cli.machine import find_commit
+    from moet_kernels.sass.bundle import make_bundle
+
+    plan = make_bundle(folder, find_commit())
+    counts = {name: len(plan[name]) for name in ("kernels", "cases", "faults")}
+    output.result(
+        {"event": "bundle", "folder": str(folder), **counts},
+        f"{folder}: " + ", ".join(f"{count} {name}" for name, count in counts.items()),
+    )
+
+
+def run_record(output: Output, bundle: Path, found: Path, folder: Path, force: bool) -> None:
+    """Make result files of what a GPU gave.
+
+    Raises:
+        MoetError: a part is missing, or a file exists and may not be replaced.
+    """
+    from moet_kernels.sass.record import results_of
+
+    for name, result in results_of(bundle, found).items():
+        _write(output, folder / f"{name}.json", result, force)
+
+
+def _write(output: Output, path: Path, result: "Result", force: bool) -> None:
+    from moet_core.results import write_result
+
+    write_result(path, result, force=force)
+    output.result({"event": "result", "file": str(path), "result": result}, f"result: {path}")
+
+
+def _read(source: Path) -> "Program":
     from moet_kernels.sass.source import parse_source
+
+    try:
+        text = source.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{source} is no text: byte {error.start} is not UTF-8.") from None
+    return parse_source(text)
+
+
+def _scheduled(program: "Program", control: str) -> tuple["Program", "Table"]:
+    from moet_kernels.sass.schedule import safe, tuned
     from moet_kernels.sass.table import committed_table
 
-    program = parse_source(source.read_text())
     table = committed_table(program.arch)
     if control != "source":
         program = {"safe": safe, "tuned": tuned}[control](program, table)
     return program, table
 
 
-def _compile_twin(program: Any, source: Path, folder: Path) -> Path:
+def _linked(program: "Program", words: Sequence[int], source: Path, twin: Path | None) -> bytes:
+    from moet_kernels.sass.link import link
     from moet_kernels.sass.tools import compile_cuda
 
+    if twin is not None:
+        with _named(twin):
+            return link(twin.read_bytes(), program, words)
     if program.twin is None:
         raise UsageError(f"{source} names no .twin; add one, or give its cubin with --twin.")
-    cubin = folder / "twin.cubin"
-    compile_cuda(source.parent / program.twin, cubin, program.arch.name)
-    return cubin
+    cuda = source.parent / program.twin
+    if not cuda.is_file():
+        raise ConfigError(f"{source} names the twin {program.twin}, but there is no {cuda}.")
+    with tempfile.TemporaryDirectory() as folder, _named(cuda):
+        cubin = Path(folder) / "twin.cubin"
+        compile_cuda(cuda, cubin, program.arch.name)
+        return link(cubin.read_bytes(), program, words)
 
 
-def _kernel(cubin: Any, wanted: str | None) -> str:
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Begin the message of a toolchain error with the file that it is about."""
+    from moet_kernels.sass.errors import SassError
+
+    try:
+        yield
+    except SassError as error:
+        raise MoetError(f"{path}: {error}") from error
+
+
+def _cubin(path: Path, wanted: str | None) -> tuple["Cubin", str]:
+    from moet_kernels.sass.cubin import Cubin
+
+    cubin = Cubin.open(path)
     if wanted is None and len(cubin.kernels) == 1:
-        return cubin.kernels[0]
+        return cubin, cubin.kernels[0]
+    if not cubin.kernels:
+        raise ConfigError(f"{path} has no kernel.")
     if wanted is None or wanted not in cubin.kernels:
         raise UsageError(f"Choose a kernel with --kernel: {', '.join(cubin.kernels)}.")
-    return wanted
+    return cubin, wanted
 
 
-def _switches(function: Any) -> Any:
-    """Add --json, which every command takes, and hand over the `Output`."""
-
-    def set_json(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
-        if value:
-            ctx.ensure_object(Output).json = True
-
-    def set_verbose(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
-        if value:
-            ctx.ensure_object(Output).verbose = True
-
-    text = "Print JSON, one object a line, and nothing else on standard output."
-    function = click.pass_obj(function)
-    function = click.option(
-        "--json", is_flag=True, is_eager=True, expose_value=False, callback=set_json, help=text
-    )(function)
-    return click.option(
-        "--verbose",
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=set_verbose,
-        help="Show the traceback of an error.",
-    )(function)
+def _fitting(shape: Sequence[int]) -> tuple[int, int, int]:
+    m, n, k = shape
+    if m < 1 or n < 1 or k < 1 or n % 16 or k % 128:
+        raise UsageError(
+            f"--shape {m} {n} {k}: wanted M of 1 or more, N a multiple of 16, K one of 128."
+        )
+    return m, n, k
 
 
 _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
+_FOLDER = click.Path(path_type=Path, file_okay=False)
 _kernel_option = click.option("--kernel", help="Which kernel of the cubin.")
+_force = click.option("--force", is_flag=True, help="Replace result files that exist.")
 
 
-@click.group("kernels")
+@click.group("kernels", cls=Group)
 def kernels() -> None:
     """Assemble, disassemble, audit, emulate and verify SASS kernels."""
 
 
-@kernels.command("asm")
+@command(kernels, "asm")
 @click.argument("source", type=_FILE)
 @click.option("--control", type=click.Choice(CONTROLS), default="tuned", show_default=True)
 @click.option("--twin", type=_FILE, help="Cubin of the twin; compiled with nvcc if not given.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True)
-@_switches
 def asm_command(output: Output, source: Path, control: str, twin: Path | None, out: Path) -> None:
     """Assemble SOURCE into a copy of its twin's cubin."""
     run_asm(output, source, control, twin, out)
 
 
-@kernels.command("disasm")
+@command(kernels, "disasm")
 @click.argument("cubin", type=_FILE)
 @_kernel_option
-@_switches
 def disasm_command(output: Output, cubin: Path, kernel: str | None) -> None:
     """Write a kernel of CUBIN as source text."""
     run_disasm(output, cubin, kernel)
 
 
-@kernels.command("audit")
+@command(kernels, "audit")
 @click.argument("cubin", type=_FILE)
 @_kernel_option
-@_switches
 def audit_command(output: Output, cubin: Path, kernel: str | None) -> None:
     """Check a kernel of CUBIN without running it."""
     run_audit(output, cubin, kernel)
 
 
-@kernels.command("emulate")
+@command(kernels, "emulate")
 @click.argument("source", type=_FILE)
-@click.option("--shape", type=(int, int, int), default=(5, 32, 2048), help="M, N and K.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--shape", type=(int, int, int), help=f"M, N and K of a GEMM; {_SHAPE} if not given.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--exact", is_flag=True, help="Data of which every partial sum is a float32.")
-@_switches
 def emulate_command(
-    output: Output, source: Path, shape: tuple[int, int, int], seed: int, exact: bool
+    output: Output, source: Path, shape: tuple[int, int, int] | None, seed: int, exact: bool
 ) -> None:
     """Run one of our kernels in the emulator on random data."""
     run_emulate(output, source, shape, seed, exact)
 
 
-@kernels.command("verify")
+@command(kernels, "verify")
 @click.argument("source", type=_FILE)
-@_switches
 def verify_command(output: Output, source: Path) -> None:
     """Assemble, link, audit and emulate SOURCE, safe and tuned."""
     run_verify(output, source)
+
+
+@command(kernels, "measure")
+@click.option("--splits", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True)
+@_force
+def measure_command(output: Output, splits: int, out: Path, force: bool) -> None:
+    """Learn the corpus, and halves of it, and write what the tables get right."""
+    run_measure(output, splits, out, force)
+
+
+@command(kernels, "bundle")
+@click.argument("folder", type=_FOLDER)
+def bundle_command(output: Output, folder: Path) -> None:
+    """Write into FOLDER what `python -m moet_kernels.sass.gpu FOLDER OUT` runs on a GPU."""
+    run_bundle(output, folder)
+
+
+@command(kernels, "record")
+@click.argument("bundle", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.argument("found", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option("--to", "folder", type=_FOLDER, required=True, help="Folder of the result files.")
+@_force
+def record_command(output: Output, bundle: Path, found: Path, folder: Path, force: bool) -> None:
+    """Make result files of what a GPU gave for BUNDLE in FOUND."""
+    run_record(output, bundle, found, folder, force)

@@ -1,7 +1,7 @@
 """The commands of `moet`: what they take, and what their errors become."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,11 @@ from moet_cli.interrupts import Interrupted, raising
 from moet_cli.kernels import kernels
 from moet_cli.machine import find_commit, installed_versions
 from moet_cli.nearest import unknown_name
-from moet_cli.output import Output, make_table
+from moet_cli.output import Group, Output, command, make_table, verbose_switch
 from moet_cli.pack import add_commands as add_pack_commands
 from moet_core.errors import MoetError
 
 __all__ = ["main"]
-
-
-class _Group(click.Group):
-    """Names the nearest command for an unknown one, whatever the version of click."""
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            raise click.UsageError(unknown_name("command", args[0], self.commands), ctx)
-        return super().resolve_command(ctx, args)
 
 
 class _ServingCommand(click.Command):
@@ -46,39 +37,11 @@ class _ServingCommand(click.Command):
             formatter.write_dl([(option.name, option.help) for option in OPTIONS.values()])
 
 
-def _switch(name: str, help_: str) -> Callable[[Any], Any]:
-    """Make a flag that sets the attribute of the same name of the `Output`."""
-
-    def switch_on(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
-        if value:
-            setattr(ctx.find_object(Output), name, True)
-
-    return click.option(
-        f"--{name}",
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=switch_on,
-        help=help_,
-    )
-
-
-_json = _switch("json", "Print JSON, one object a line, and nothing else on standard output.")
-_verbose = _switch("verbose", "Show the traceback of an error.")
 _setting = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set an option of the plan."
 )
 _out = click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Result file.")
 _force = click.option("--force", is_flag=True, help="Replace the result file if it exists.")
-
-
-def _command(group: click.Group, name: str, **settings: Any) -> Callable[[Any], click.Command]:
-    """Register a command that takes --json and --verbose and gets the `Output`."""
-
-    def register(function: Any) -> click.Command:
-        return group.command(name, **settings)(_json(_verbose(click.pass_obj(function))))
-
-    return register
 
 
 def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
@@ -90,7 +53,7 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
-@click.group("moet", cls=_Group)
+@click.group("moet", cls=Group)
 @click.option(
     "--version",
     is_flag=True,
@@ -99,12 +62,12 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     callback=_version,
     help="Show the versions of moet and of what it runs on.",
 )
-@_verbose
+@verbose_switch
 def cli() -> None:
     """Serve mixture-of-experts models with 2-bit experts through vLLM."""
 
 
-@_command(cli, "serve", cls=_ServingCommand)
+@command(cli, "serve", cls=_ServingCommand)
 @click.argument("target", metavar="RECIPE|MODEL")
 @_setting
 @click.option("--dry-run", is_flag=True, help="Print and check the plan, start nothing.")
@@ -115,7 +78,7 @@ def serve(output: Output, target: str, settings: Sequence[str], dry_run: bool) -
     run_serve(output, _resolve(target, settings), dry_run=dry_run)
 
 
-@_command(cli, "demo")
+@command(cli, "demo")
 @click.option("--keep", is_flag=True, help="Serve on until Ctrl-C.")
 def demo(output: Output, keep: bool) -> None:
     """Talk to TinyMoE, a small trained model, with 2-bit experts: no GPU, no download."""
@@ -124,12 +87,12 @@ def demo(output: Output, keep: bool) -> None:
     run_demo(output, keep=keep)
 
 
-@cli.group("recipes", cls=_Group)
+@cli.group("recipes", cls=Group)
 def recipes() -> None:
     """List the recipes, or show one."""
 
 
-@_command(recipes, "list")
+@command(recipes, "list")
 def recipes_list(output: Output) -> None:
     """List the recipes that come with moet."""
     from moet_cli.recipe import load_recipe, recipe_names
@@ -142,7 +105,7 @@ def recipes_list(output: Output) -> None:
     )
 
 
-@_command(recipes, "show")
+@command(recipes, "show")
 @click.argument("name")
 def recipes_show(output: Output, name: str) -> None:
     """Show what a recipe sets."""
@@ -153,12 +116,12 @@ def recipes_show(output: Output, name: str) -> None:
     output.result({"event": "recipe", "name": name, "recipe": recipe}, text)
 
 
-@cli.group("bench", cls=_Group)
+@cli.group("bench", cls=Group)
 def bench() -> None:
     """Measure a recipe or the codecs, into a result file."""
 
 
-@_command(bench, "run", cls=_ServingCommand)
+@command(bench, "run", cls=_ServingCommand)
 @click.argument("target", metavar="RECIPE|MODEL")
 @click.option("--suite", default="quick", show_default=True, help="What to measure.")
 @_setting
@@ -179,7 +142,7 @@ def bench_run(
     benchmarks.bench_run(output, plan, suite, benchmarks.Target(out, force))
 
 
-@_command(bench, "codecs")
+@command(bench, "codecs")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
@@ -199,10 +162,10 @@ def bench_codecs(
     benchmarks.bench_codecs(output, seconds, threads, benchmarks.Target(out, force))
 
 
-add_pack_commands(_command, cli, bench)
+add_pack_commands(command, cli, bench)
 
 
-@_command(bench, "parsers")
+@command(bench, "parsers")
 @click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True)
 @_out
 @_force
@@ -213,7 +176,7 @@ def bench_parsers(output: Output, runs: int, out: Path | None, force: bool) -> N
     parsers.bench_parsers(output, runs, out, force)
 
 
-@_command(bench, "residency")
+@command(bench, "residency")
 @click.option(
     "--trace",
     "traces",
@@ -274,7 +237,7 @@ def bench_residency(
     residency.bench_residency(output, study, benchmarks.Target(out, force))
 
 
-@_command(bench, "quality")
+@command(bench, "quality")
 @click.argument("target", metavar="[RECIPE|MODEL]", default="demo")
 @click.option("--reference", metavar="MODEL", help="Compare with this model's own precision.")
 @_setting

@@ -2,7 +2,7 @@ import pytest
 
 from moet_kernels.sass.assemble import assemble
 from moet_kernels.sass.errors import Flaw, SourceError
-from moet_kernels.sass.schedule import safe
+from moet_kernels.sass.schedule import safe, tuned
 from moet_kernels.sass.source import parse_source, write_source
 
 OK = "[B------:R-:W-:Y:S05] "
@@ -30,6 +30,15 @@ def flaw_of(text, table):
 def test_each_flaw_is_named_with_its_place(line, flaw, column, header, table):
     error = flaw_of(header + line + "\n", table)
     assert (error.flaw, error.line, error.column) == (flaw, 6, column)
+
+
+@pytest.mark.parametrize("schedule", [safe, tuned])
+def test_an_unknown_form_has_its_place_before_it_is_scheduled(schedule, header, table):
+    program = parse_source(header + "MOV R1, RZ\n  FROB R1, R2\n")
+    with pytest.raises(SourceError) as caught:
+        schedule(program, table)
+    error = caught.value
+    assert (error.flaw, error.line, error.column) == (Flaw.UNKNOWN_FORM, 7, 3)
 
 
 def test_labels_are_addresses(header, table):

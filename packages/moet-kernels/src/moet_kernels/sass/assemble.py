@@ -13,9 +13,9 @@ from moet_kernels.sass.listing import disassemble_words
 from moet_kernels.sass.operands import NO_REGISTER, parse
 from moet_kernels.sass.roles import register_tokens
 from moet_kernels.sass.source import Program, Statement, targets
-from moet_kernels.sass.table import NoFormError, Table, UnreachableError
+from moet_kernels.sass.table import Form, NoFormError, Table, UnreachableError
 
-__all__ = ["assemble", "disassemble", "disassemble_all"]
+__all__ = ["assemble", "disassemble", "disassemble_all", "form_of"]
 
 
 def assemble(program: Program, table: Table) -> list[int]:
@@ -32,10 +32,9 @@ def assemble(program: Program, table: Table) -> list[int]:
 
 def _encode(statement: Statement, program: Program, table: Table) -> int:
     line, column = statement.line, statement.column
+    form_of(statement, table)
     try:
         word = table.encode(statement.instruction)
-    except NoFormError as error:
-        raise SourceError(Flaw.UNKNOWN_FORM, line, column, str(error)) from None
     except UnreachableError as error:
         raise SourceError(Flaw.OPERAND, line, column, str(error)) from None
     for flaw, message in _register_flaws(statement, program, table):
@@ -48,6 +47,19 @@ def _encode(statement: Statement, program: Program, table: Table) -> int:
             "no control field; write one, or let --control safe or tuned fill them in.",
         )
     return word | statement.control.bits
+
+
+def form_of(statement: Statement, table: Table) -> Form:
+    """Find a statement's form.
+
+    Raises:
+        SourceError: compiled code has no such form.
+    """
+    try:
+        return table.form(statement.instruction)
+    except NoFormError as error:
+        place = statement.line, statement.column
+        raise SourceError(Flaw.UNKNOWN_FORM, *place, str(error)) from None
 
 
 def _register_flaws(

@@ -7,6 +7,7 @@ fails and says where a NOP is missing.
 
 import msgspec
 
+from moet_kernels.sass.assemble import form_of
 from moet_kernels.sass.control import (
     LONGEST_HELD,
     LONGEST_STALL,
@@ -50,7 +51,7 @@ def _takes(statement: Statement, table: Table) -> str:
     where compiled code never takes both.
     """
     opcode, timing = statement.instruction.opcode, table.timing
-    writes, _ = accesses(statement.instruction, table.form(statement.instruction))
+    writes, _ = accesses(statement.instruction, form_of(statement, table))
     takes = "R" * (opcode in timing.late) + "W" * bool(opcode in timing.variable and writes)
     return takes if takes in timing.boards.get(name_of(statement.instruction), ()) else takes[-1:]
 
@@ -100,7 +101,7 @@ def _with(program: Program, controls: list[Control]) -> Program:
 
 def _boards(program: Program, table: Table) -> list[Control]:
     """Give scoreboards out; results that are first used by the same instruction share one."""
-    uses = [accesses(s.instruction, table.form(s.instruction)) for s in program.statements]
+    uses = [accesses(s.instruction, form_of(s, table)) for s in program.statements]
     controls = []
     shared: dict[int, int] = {}
     following = 0

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from moet_core.results import Measurement, measurement
 from moet_kernels.sass.arch import Architecture
 from moet_kernels.sass.assemble import disassemble_all
 from moet_kernels.sass.build import learn_from, words_of
@@ -21,7 +22,7 @@ from moet_kernels.sass.roles import accesses
 from moet_kernels.sass.source import Program
 from moet_kernels.sass.table import NoFormError, Table
 
-__all__ = ["Study", "study"]
+__all__ = ["Study", "measurements_of", "study"]
 
 
 class Study(msgspec.Struct, frozen=True):
@@ -81,6 +82,31 @@ def study(arch: Architecture, folder: Path, seeds: Sequence[int]) -> Study:
         tuple(f"{p.kernel}: {said}" for p in programs for said in _unprecedented(p, table)),
         tuple(sorted({_spare_registers(p, table) for p in programs})),
     )
+
+
+def measurements_of(studied: Study) -> list[Measurement]:
+    """The figures of a study, for a result file."""
+    halves = studied.halves
+    figures: dict[str, Sequence[int]] = {
+        "words": [studied.words],
+        "words that assemble to the same bits": [studied.read_back],
+        "words that are refused": [studied.words - studied.read_back],
+        "forms": [len(studied.table.forms)],
+        "half: words learnt from": [h.learnt for h in halves],
+        "half: new words asked": [h.asked for h in halves],
+        "half: assembled to the same bits": [h.right for h in halves],
+        "half: refused": [h.refused for h in halves],
+        "half: wrong bits": [len(h.wrong) for h in halves],
+        "scheduled kernels": [studied.kernels],
+        "hazards found in them": [len(studied.hazards)],
+        "things without precedent in them": [len(studied.unprecedented)],
+        "registers counted but not named": studied.spare_registers,
+    }
+    return [
+        measurement(f"{studied.arch} {name}", "1", samples)
+        for name, samples in figures.items()
+        if samples
+    ]
 
 
 def _refused(words: Sequence[int], samples: Sequence[Sample], table: Table) -> dict[str, int]:
