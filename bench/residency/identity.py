@@ -61,11 +61,13 @@ def hash_logits(worker: Any) -> None:
 
 
 def take_hashes(worker: Any) -> list[str]:
+    """Return the hashes kept since the last call."""
     hashes, worker.hashes = worker.hashes, []
     return hashes
 
 
 def check_and_count(worker: Any) -> dict[str, int]:
+    """Check every table and byte of a worker's pool; return what it counted."""
     import msgspec
 
     if worker.resident is None:
@@ -77,16 +79,10 @@ def check_and_count(worker: Any) -> dict[str, int]:
 
 
 def save_heat(worker: Any) -> None:
+    """Keep a worker's hot set beside its packs."""
     from moet_vllm.residency.heat import save_hot_keys
 
     save_hot_keys(worker.resident)
-
-
-def drop_heat(worker: Any) -> None:
-    from moet_store.heat import heat_path
-
-    for pack in worker.resident.store.reader.packs:
-        heat_path(pack.path).unlink(missing_ok=True)
 
 
 def pool_gib(pool: str, row_bytes: int, experts: int, layers: int) -> float | str:
@@ -117,8 +113,8 @@ class Engine:
         classes = {}
         if "packs" in moet or "pool" in moet:
             classes = {
-                "worker_cls": "moet_vllm.residency.worker.MoetWorker",
-                "scheduler_cls": "moet_vllm.residency.scheduler.make_scheduler",
+                "worker_cls": "moet_vllm.worker.MoetWorker",
+                "scheduler_cls": "moet_vllm.scheduler.make_scheduler",
             }
         self.llm = LLM(
             str(tinymoe.CHECKPOINT),
@@ -187,6 +183,7 @@ def compare(args: argparse.Namespace, wanted: dict[str, Any], packs: Path) -> li
 
 
 def describe(worker: Any) -> dict[str, int]:
+    """Return the sizes that pools are reckoned from."""
     shape = worker.resident.shape
     return {
         "row_bytes": shape.row.row_bytes,
@@ -196,12 +193,14 @@ def describe(worker: Any) -> dict[str, int]:
 
 
 def forget_heat(worker: Any, moet: dict[str, Any]) -> None:
+    """Delete the hot sets beside the packs."""
     for folder in moet["packs"].split(","):
         for path in Path(folder).glob("*.heat.json"):
             path.unlink(missing_ok=True)
 
 
 def main() -> None:
+    """Run one layout from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tensor-parallel", type=int, default=1)

@@ -5,7 +5,7 @@ import pytest
 
 from moet_cli.options import OPTIONS, Source
 from moet_cli.plan import environment, resolve, server_command, server_url
-from moet_core.errors import UsageError
+from moet_core.errors import ConfigError, UsageError
 from moet_vllm.config import MoetConfig
 
 
@@ -62,6 +62,45 @@ class TestTarget:
 
 
 class TestCommand:
+    def test_a_pool_brings_worker_and_scheduler(self):
+        plan = resolve("demo", ["pool=0.5", "packs=/fast/packs", "arena=2"])
+        assert plan.moet.store == "arena"
+        command = server_command(plan, "/model")
+        at = command.index("--scheduler-cls")
+        assert command[at - 1 : at + 2] == (
+            "moet_vllm.worker.MoetWorker",
+            "--scheduler-cls",
+            "moet_vllm.scheduler.make_scheduler",
+        )
+        config = json.loads(command[-1])["moet"]
+        assert config == {"pool": 0.5, "packs": "/fast/packs", "arena": 2.0}
+
+    def test_vllm_alone_gets_its_own_worker(self):
+        command = server_command(resolve("demo", ["experts=native"]), "/model")
+        assert "--worker-cls" not in command
+
+    @pytest.mark.parametrize(
+        ("settings", "named"),
+        [
+            (["arena=2"], "arena has no effect beside pool=all"),
+            (["pool=1", "arena=2", "host_store=pinned"], "arena has no effect beside host_store"),
+            (["pool=1", "host_store=pack"], "set packs to a folder"),
+            (["pool=1", "host_store=arena", "packs=/p"], "needs the size of the arena"),
+            (["pack_reads=cached", "pool=1"], "pack_reads has no effect beside no packs"),
+            (["miss_tolerance=2"], "miss_tolerance has no effect beside pool=all"),
+            (["host_store=pinned"], "host_store=pinned has no effect beside pool=all"),
+            (["experts=native", "pool=1"], "a pool or packs has no effect beside experts=native"),
+        ],
+    )
+    def test_settings_that_would_do_nothing_are_refused(self, settings, named):
+        with pytest.raises(ConfigError, match=named):
+            resolve("demo", settings)
+
+    @pytest.mark.parametrize("setting", ["pool=0", "pool=-1", "pool=some", "arena=0"])
+    def test_sizes_that_are_none_are_refused(self, setting):
+        with pytest.raises(UsageError, match=setting.split("=")[0]):
+            resolve("demo", [setting])
+
     def test_flags_come_from_the_table(self):
         plan = resolve("demo", ["port=9"], ["--no-enforce-eager", "--seed", "3"])
         command = server_command(plan, "/model")
@@ -71,14 +110,15 @@ class TestCommand:
             *("--served-model-name", "moet-demo", "--dtype", "bfloat16"),
             *("--max-model-len", "4096", "--max-num-seqs", "8"),
             *("--max-num-batched-tokens", "2048", "--no-enforce-eager"),
-            *("--enable-auto-tool-choice", "--tool-call-parser", "moet_glm47", "--seed", "3"),
+            *("--enable-auto-tool-choice", "--tool-call-parser", "moet_glm47"),
+            *("--worker-cls", "moet_vllm.worker.MoetWorker", "--seed", "3"),
         )
 
     def test_additional_config_holds_ours_and_the_users(self):
         plan = resolve("demo", [], ["--additional-config", '{"other": 1}'])
         *_, flag, config = server_command(plan, "/model")
         assert flag == "--additional-config"
-        assert json.loads(config) == {"other": 1, "moet": {"experts": "w2", "zeros": "auto"}}
+        assert json.loads(config) == {"other": 1, "moet": {}}
 
     def test_environment_of_the_recipe_wins_over_the_users(self):
         found = environment(resolve("demo"), {"VLLM_CPU_KVCACHE_SPACE": "40"})

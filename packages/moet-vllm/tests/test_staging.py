@@ -161,6 +161,6 @@ def test_random_rows_have_scales_that_serve() -> None:
     stage = staging("bf16")
     stage.fill_random()
     layout: RowLayout = stage.layout
-    scales = stage.pool[:, layout.scales13.slice]
+    scales = stage.target.all_rows()[:, layout.scales13.slice]
     assert 114 <= int(scales.min()) <= int(scales.max()) <= 118
     assert stage.finish().experts == EXPERTS

@@ -174,12 +174,20 @@ def converted_table(converted: list[Converted]) -> Table:
         "layers": lambda event: str(event.layers),
         "experts": lambda event: str(event.experts),
         "tensors": lambda event: str(event.tensors),
-        "format": lambda event: f"{event.source} -> {event.codec}",
+        "format": lambda event: f"{event.source} -> {event.codec}" if event.layers else "",
         "bits a weight": lambda event: (
             f"{8 * event.bytes_before / event.weights:.2f} -> {event.bits_per_weight:.2f}"
+            if event.bytes_before
+            else f"{event.bits_per_weight:.2f}"
         ),
-        "bytes": lambda event: f"{event.bytes_before:,} -> {event.bytes_after:,}",
-        "smaller by": lambda event: f"{event.bytes_before / event.bytes_after:.2f} x",
+        "bytes": lambda event: (
+            f"{event.bytes_before:,} -> {event.bytes_after:,}"
+            if event.bytes_before
+            else f"{event.bytes_after:,}"
+        ),
+        "smaller by": lambda event: (
+            f"{event.bytes_before / event.bytes_after:.2f} x" if event.bytes_before else ""
+        ),
     }
     columns = ["routed experts", *(f"rank {event.rank}" for event in converted)]
     rows = [(fact, *(show(event) for event in converted)) for fact, show in facts.items()]

@@ -28,12 +28,14 @@ def make_launch(plan: Plan, output: Output) -> Launch:
     """
     model = fetch_model(plan["model"])
     check_checkpoint(model)
+    log = Path(plan["log"]) if plan["log"] else _new_log(plan)
     launch = Launch(
         command=server_command(plan, str(model)),
         environment=environment(plan, os.environ),
         url=server_url(plan),
-        log=Path(plan["log"]) if plan["log"] else _new_log(plan),
+        log=log,
         converts=plan["experts"] != "native",
+        metrics=log.with_name(f"{log.name}.metrics") if plan.moet.is_resident else None,
     )
     output.say(f"server log: {launch.log}")
     return launch

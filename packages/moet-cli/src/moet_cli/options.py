@@ -11,6 +11,7 @@ import msgspec
 
 from moet_cli.nearest import unknown_name
 from moet_core.errors import UsageError
+from moet_vllm.config import GiB
 
 __all__ = ["OPTIONS", "Option", "Source", "Target", "convert", "get_option", "parse_setting"]
 
@@ -104,6 +105,38 @@ OPTIONS: dict[str, Option] = {
             Literal["w2", "native"],
             "w2",
             "codec of the routed experts (native: as the checkpoint has them, by vLLM alone)",
+        ),
+        _moet(
+            "pool",
+            GiB | Literal["all"],
+            "all",
+            "memory of each rank's device for experts in GiB, a cache of them (all: every expert)",
+        ),
+        _moet(
+            "host_store",
+            Literal["pinned", "pack", "arena"] | None,
+            None,
+            "where experts outside the pool wait: in memory, in packs, or in an arena over packs",
+        ),
+        _moet("packs", str, "", "folders of packs, written at the first start; commas stripe them"),
+        _moet("arena", GiB | None, None, "memory of each rank for an arena over packs, in GiB"),
+        _moet(
+            "pack_reads",
+            Literal["direct", "cached"] | None,
+            None,
+            "read packs past the page cache (direct, what moet does by itself) or through it",
+        ),
+        _moet(
+            "miss_tolerance",
+            Annotated[int, msgspec.Meta(ge=0)],
+            0,
+            "experts a step may lack; above 0 answers are approximate and say so",
+        ),
+        _moet(
+            "report_seconds",
+            Annotated[int, msgspec.Meta(ge=0)],
+            60,
+            "time between two lines about the pool in the log (0: none)",
         ),
         _moet("zeros", Literal["auto", "sign", "alternate"], "auto", "sign of exact zeros in w2"),
         _flag("host", str, "127.0.0.1", "address to listen on"),

@@ -1,5 +1,6 @@
 """The one plan of a server: every value and where it came from, and the command that follows."""
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from moet_cli.ports import free_port
 from moet_cli.recipe import Recipe, Requires, load_recipe, recipe_names
 from moet_cli.vllm_args import parse_vllm_arguments
 from moet_core.errors import UsageError
-from moet_vllm.config import MoetConfig, parse_config
+from moet_vllm.config import SCHEDULER, WORKER, MoetConfig, parse_config
 
 __all__ = ["Plan", "Value", "environment", "resolve", "server_command", "server_url"]
 
@@ -103,7 +104,11 @@ def server_command(plan: Plan, model: str) -> tuple[str, ...]:
     for name, option in OPTIONS.items():
         if option.target is Target.FLAG and plan[name] is not None:
             flags += _flag(option, plan[name])
-    config = {**plan.additional_config, "moet": _of_target(plan.values, Target.MOET)}
+    config = {**plan.additional_config, "moet": json.loads(msgspec.json.encode(plan.moet))}
+    if plan["experts"] != "native":
+        flags += ["--worker-cls", WORKER]
+    if plan.moet.is_resident:
+        flags += ["--scheduler-cls", SCHEDULER]
     return (
         *(sys.executable, "-m", "moet_vllm.server", "serve", model),
         *flags,

@@ -6,11 +6,11 @@ from typing import TypeAlias
 import msgspec
 
 from moet_cli.guard import ServerEnded
-from moet_vllm.events import MARKER, Converted, ProcessEnded
+from moet_vllm.events import MARKER, Converted, Pool, ProcessEnded
 
 __all__ = ["ServerEvent", "parse_event"]
 
-ServerEvent: TypeAlias = Converted | ProcessEnded | ServerEnded
+ServerEvent: TypeAlias = Converted | Pool | ProcessEnded | ServerEnded
 
 # vLLM puts "(Worker_TP0 pid=12) " before what its processes write. Nothing else may come first:
 # a log line can quote a prompt, and a prompt must not be able to pose as an event.

@@ -6,6 +6,7 @@ server's parent and stops the whole tree, also if moet is killed.
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from moet_cli.process_tree import KILL_SECONDS, stop_session
 from moet_cli.server_events import ServerEvent, parse_event
 from moet_cli.server_log import LogFollower, error_lines
 from moet_core.errors import MoetError
-from moet_vllm.events import Converted, ProcessEnded
+from moet_vllm.events import Converted, Pool, ProcessEnded
 from moet_vllm.watch import oom_kills
 
 __all__ = ["Launch", "Progress", "Server", "ServerError"]
@@ -49,6 +50,8 @@ class Launch(msgspec.Struct, frozen=True):
         url: where the server will answer.
         log: file for its output.
         converts: whether every rank must report that its experts became W2.
+        metrics: folder for the metrics of the server's processes; made anew, and removed at the
+            end. None leaves each process its own.
     """
 
     command: tuple[str, ...]
@@ -56,6 +59,7 @@ class Launch(msgspec.Struct, frozen=True):
     url: str
     log: Path
     converts: bool = True
+    metrics: Path | None = None
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -76,6 +80,7 @@ class Server:
     Attributes:
         launch: what was started.
         converted: what each rank's worker reported about its experts, by rank.
+        pools: what it reported about its pool of experts, if it has one, by rank.
         pid: process id of the guard, whose descendants the server's processes are.
         seconds_to_ready: from the start to the first token, 0 until then.
     """
@@ -83,6 +88,7 @@ class Server:
     def __init__(self, launch: Launch, grace: float = GRACE_SECONDS) -> None:
         self.launch = launch
         self.converted: dict[int, Converted] = {}
+        self.pools: dict[int, Pool] = {}
         self.pid = 0
         self.seconds_to_ready = 0.0
         self._grace = grace
@@ -92,13 +98,15 @@ class Server:
     def __enter__(self) -> "Server":
         self._oom_kills = oom_kills()
         self._started = self._last_line = time.monotonic()
+        if self.launch.metrics is not None:
+            _make_anew(self.launch.metrics)
         with _create(self.launch.log) as log:
             self._guard = subprocess.Popen(
                 [sys.executable, "-m", "moet_cli.guard", str(self._grace), *self.launch.command],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | self.launch.environment,
+                env=os.environ | self.launch.environment | self._metrics_environment(),
                 start_new_session=True,  # a Ctrl-C in the terminal is for moet alone
             )
         self.pid = self._guard.pid
@@ -108,6 +116,8 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.stop()
         self._log.close()
+        if self.launch.metrics is not None:
+            shutil.rmtree(self.launch.metrics, ignore_errors=True)
 
     def wait_ready(self, timeout: float, show: Callable[[Progress], None]) -> None:
         """Wait until the server has computed a token with experts that became W2.
@@ -199,6 +209,11 @@ class Server:
                 self._guard.wait()
             stop_session(self.pid)
 
+    def _metrics_environment(self) -> dict[str, str]:
+        """Have all processes share their metrics, so that one page shows them."""
+        folder = self.launch.metrics
+        return {} if folder is None else {"PROMETHEUS_MULTIPROC_DIR": str(folder)}
+
     def _read(self) -> ServerEvent | None:
         """Take in new log lines; return the first death among them."""
         death: ServerEvent | None = None
@@ -210,6 +225,8 @@ class Server:
                 self._phase = later_phase(self._phase, line)
             elif isinstance(event, Converted):
                 self.converted[event.rank] = event
+            elif isinstance(event, Pool):
+                self.pools[event.rank] = event
             else:
                 death = death or event
         return death
@@ -233,6 +250,17 @@ class Server:
         said = "".join(f"\n    {line[:300]}" for line in error_lines(list(self._lines)))
         quoted = f" The log says:{said}\n" if said else " "
         return ServerError(f"{what.rstrip('.')}.{quoted}Its whole output: {self.launch.log}")
+
+
+def _make_anew(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ServerError(
+            f"The folder {folder} for the server's metrics cannot be made: {error.strerror}; "
+            "choose another place with --set log=FILE."
+        ) from error
 
 
 def _create(log: Path) -> BinaryIO:

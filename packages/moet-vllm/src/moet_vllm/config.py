@@ -7,12 +7,18 @@ import msgspec
 
 from moet_core.errors import ConfigError
 
-__all__ = ["GiB", "MoetConfig", "parse_config"]
+__all__ = ["SCHEDULER", "WORKER", "GiB", "MoetConfig", "parse_config"]
+
+WORKER = "moet_vllm.worker.MoetWorker"
+"""What vLLM's --worker-cls must be for a pool of experts."""
+
+SCHEDULER = "moet_vllm.scheduler.make_scheduler"
+"""What vLLM's --scheduler-cls must be for a pool of experts."""
 
 GiB = Annotated[float, msgspec.Meta(gt=0)]
 
 
-class MoetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MoetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Settings of the plugin.
 
     Attributes:
@@ -40,7 +46,7 @@ class MoetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arena: GiB | None = None
     pack_reads: Literal["direct", "cached"] | None = None
     miss_tolerance: Annotated[int, msgspec.Meta(ge=0)] = 0
-    report_seconds: Annotated[float, msgspec.Meta(ge=0)] = 60.0
+    report_seconds: Annotated[int, msgspec.Meta(ge=0)] = 60
 
     @property
     def is_resident(self) -> bool:
@@ -82,7 +88,7 @@ def _check(config: MoetConfig) -> None:
     native = config.experts == "native"
     partial = config.pool != "all"
     faults = [
-        (native and config.is_resident, "pool and packs", "experts=native, which vLLM holds"),
+        (native and config.is_resident, "a pool or packs", "experts=native, which vLLM holds"),
         (config.host_store == "pinned" and not partial, "host_store=pinned", "pool=all"),
         (config.arena is not None and not partial, "arena", "pool=all"),
         (

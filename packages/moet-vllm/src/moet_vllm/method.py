@@ -19,7 +19,7 @@ from moet_core.errors import ConfigError
 from moet_core.row import row_layout
 from moet_kernels.experts import experts
 from moet_vllm import report
-from moet_vllm.config import MoetConfig
+from moet_vllm.config import SCHEDULER, WORKER, MoetConfig
 from moet_vllm.formats import ExpertFormat
 from moet_vllm.residency.build import current_build
 from moet_vllm.residency.op import resident_experts
@@ -27,10 +27,7 @@ from moet_vllm.staging import ExpertStaging, PoolRows, RowTarget
 
 __all__ = ["MoetExpertsMethod"]
 
-NEEDED_FLAGS = (
-    "--worker-cls moet_vllm.residency.worker.MoetWorker",
-    "--scheduler-cls moet_vllm.residency.scheduler.make_scheduler",
-)
+NEEDED_FLAGS = f"--worker-cls {WORKER} --scheduler-cls {SCHEDULER}"
 
 
 class MoetExpertsMethod(FusedMoEMethodBase):
@@ -102,7 +99,7 @@ class MoetExpertsMethod(FusedMoEMethodBase):
             if build is None:
                 raise ConfigError(
                     "A pool of experts (pool, packs) needs moet's worker and scheduler. Start with "
-                    f"`moet serve`, or add {' '.join(NEEDED_FLAGS)} to vLLM's arguments."
+                    f"`moet serve`, or add {NEEDED_FLAGS} to vLLM's arguments."
                 )
             index = extract_layer_index(layer.layer_name)
             return build.add_layer(layer.layer_name, index, self.layout, experts_, layer.top_k)

@@ -4,7 +4,7 @@ import msgspec
 
 from moet_vllm.events import Converted, emit
 
-__all__ = ["Conversion", "expect_layer", "finish_layer"]
+__all__ = ["Conversion", "expect_layer", "finish_layer", "report_no_layers"]
 
 
 class Conversion(msgspec.Struct, frozen=True):
@@ -56,5 +56,27 @@ def finish_layer(
             source=", ".join(sorted({part.source for part in parts})),
             peak_staged_bytes=max(part.peak_staged_bytes for part in parts),
             seconds=round(seconds, 3),
+        )
+    )
+
+
+def report_no_layers(*, rank: int, world: int, tp_rank: int, codec: str) -> None:
+    """Emit the `converted` event of a rank whose layers have no routed experts."""
+    emit(
+        Converted(
+            rank=rank,
+            world=world,
+            tp_rank=tp_rank,
+            layers=0,
+            experts=0,
+            tensors=0,
+            weights=0,
+            bytes_before=0,
+            bytes_after=0,
+            bits_per_weight=0.0,
+            codec=codec,
+            source="",
+            peak_staged_bytes=0,
+            seconds=0.0,
         )
     )

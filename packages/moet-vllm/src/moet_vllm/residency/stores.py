@@ -22,6 +22,10 @@ RowState = Literal["absent", "coming", "ready"]
 class HostStore(Protocol):
     """What the resident experts need of a store; keys are (model layer, expert)."""
 
+    @property
+    def description(self) -> str:
+        """Say for people where rows wait."""
+
     def begin_step(self) -> None:
         """End the former step: the memory of rows handed out in it may be reused."""
 
@@ -82,6 +86,11 @@ class PinnedStore:
         """Return the memory of a row."""
         start = (self._first[key[0]] + key[1]) * self.row_bytes
         return self._region[start : start + self.row_bytes]
+
+    @property
+    def description(self) -> str:
+        """Say for people where rows wait."""
+        return f"memory ({len(self._region) / 2**30:.2f} GiB)"
 
     def begin_step(self) -> None:
         """Do nothing: rows never move."""
@@ -148,6 +157,15 @@ class PackStore:
         self._coming: dict[int, tuple[Key, int]] = {}  # ticket: key and buffer
         self._staged: dict[Key, int] = {}
         self._used: list[int] = []  # buffers whose rows were placed and may still be read
+
+    @property
+    def description(self) -> str:
+        """Say for people where rows wait."""
+        reads = f"packs ({self.reader.engine}, {'direct' if self.reader.direct else 'cached'})"
+        if self._arena is None:
+            return reads
+        arena = self._arena.arena
+        return f"an arena of {arena.slots * arena.row_bytes / 2**30:.2f} GiB over {reads}"
 
     def begin_step(self) -> None:
         """Take what has arrived; rows that were read ahead in vain stay while there is room."""

@@ -1,6 +1,6 @@
-"""vLLM's worker with a pool of experts: it wraps the forward pass and says how steps ended.
+"""vLLM's worker, which may have a pool of experts: it wraps the forward pass of each step.
 
-Given to vLLM as `--worker-cls moet_vllm.residency.worker.MoetWorker`.
+Given to vLLM as `--worker-cls moet_vllm.worker.MoetWorker`.
 """
 
 import dataclasses
@@ -20,14 +20,15 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from moet_core.errors import ConfigError
-from moet_vllm.config import MoetConfig, parse_config
+from moet_vllm.config import SCHEDULER, MoetConfig, parse_config
 from moet_vllm.refusals import check_version
+from moet_vllm.report import report_no_layers
 from moet_vllm.residency import op
 from moet_vllm.residency.build import Rank, ResidencyBuild, building
 from moet_vllm.residency.heat import load_hot_keys, save_hot_keys
 from moet_vllm.residency.resident import ResidentExperts
 from moet_vllm.residency.telemetry import Telemetry
-from moet_vllm.routed_experts import configured
+from moet_vllm.routed_experts import MoetRoutedExperts, configured
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as StockWorker
@@ -66,10 +67,12 @@ class MoetWorker(StockWorker):
     _flag_sends: list[Any]
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Load the model, then open its pool of experts and preload what was hot."""
+        """Load the model, then open its pool of experts, if it has one, and preload it."""
         config = configured(self.vllm_config)
         if config is None or not config.is_resident:
             super().load_model(*args, **kwargs)
+            if config is not None:
+                self._report_if_dense(config)
             return
         check_version(vllm.__version__)
         _check_engine(self.vllm_config, self.use_v2_model_runner)
@@ -77,6 +80,7 @@ class MoetWorker(StockWorker):
         with building(ResidencyBuild(config, _rank(self.vllm_config, self.device))) as build:
             super().load_model(*args, **kwargs)
         self._open_pool(build)
+        self._report_if_dense(config)
         if self.resident is not None:
             wrap_forward(self.model_runner, self)
 
@@ -129,6 +133,17 @@ class MoetWorker(StockWorker):
         op.unbind(self.resident)
         self.resident.close()
         self.resident = None
+
+    def _report_if_dense(self, config: MoetConfig) -> None:
+        """Say so if no layer of this rank has routed experts; those that have speak for it."""
+        modules = self.model_runner.get_model().modules()
+        if not any(isinstance(module, MoetRoutedExperts) for module in modules):
+            report_no_layers(
+                rank=self.rank,
+                world=self.parallel_config.world_size,
+                tp_rank=get_tp_group().rank_in_group,
+                codec=config.experts,
+            )
 
     def _has_pool(self) -> bool:
         config = configured(self.vllm_config)
@@ -252,9 +267,9 @@ def _check_engine(vllm_config: VllmConfig, v2_runner: bool) -> None:
     faults = [
         (v2_runner, "vLLM's second model runner", "unset VLLM_USE_V2_MODEL_RUNNER"),
         (
-            scheduler != "moet_vllm.residency.scheduler.make_scheduler",
+            scheduler != SCHEDULER,
             f"the scheduler {scheduler!r}",
-            "add --scheduler-cls moet_vllm.residency.scheduler.make_scheduler",
+            f"add --scheduler-cls {SCHEDULER}",
         ),
         (
             vllm_config.model_config.has_inner_state,

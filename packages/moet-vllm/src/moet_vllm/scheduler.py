@@ -1,6 +1,6 @@
 """vLLM's scheduler, which ends the requests of a step that has no result.
 
-Given to vLLM as `--scheduler-cls moet_vllm.residency.scheduler.make_scheduler`. A step whose
+Given to vLLM as `--scheduler-cls moet_vllm.scheduler.make_scheduler`. A step whose
 experts could not be read still comes back with sampled tokens, so that every process stays in
 step with the others; here those tokens are dropped, the requests of the step end with an error,
 and what the step wrote to the KV cache is never found by another request.
