@@ -9,7 +9,7 @@ R6 g, R7 t, R8 token, R12 codes, R14 scales, R18 x, R20..R23 code words, R24, R2
 R32..R35 sums, R36 levels, R40.. fragments of x. P1: no such token.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 __all__ = ["SOURCES", "bf16_source", "e4m3_source"]
 
@@ -68,46 +68,83 @@ reduce:
 """
 
 
+_BF16_START = """\
+  ULDC UR6, c[0x0][0x238]
+  ULDC UR10, c[0x0][0x230]
+  ULDC UR11, c[0x0][0x234]
+  ULDC.64 UR8, c[0x0][0x208]
+  LDC.64 R12, c[0x0][0x220]
+  LDC.64 R14, c[0x0][0x228]
+  LDC.64 R18, c[0x0][0x218]
+  LDC.64 R26, c[0x0][0x210]
+  USHF.R.S32.HI UR7, URZ, 0x7, UR6
+  USHF.R.S32.HI UR5, URZ, 0x2, UR6
+"""
+_BF16_POINTERS = """\
+  LEA R11, R9, R6, 0x4
+  IMAD.WIDE R14, R11, 0x4, R14
+  IMAD.WIDE R18, R16, 0x8, R18
+  MOV R36, 0x403fbfc0  // high bytes of bf16 -4, -1, 1, 4
+  MOV R37, 0x80808080  // their low bytes
+"""
+_E4M3_START = """\
+  LDCU UR6, c[0x0][0x3b0]
+  LDCU UR10, c[0x0][0x3a8]
+  LDCU UR11, c[0x0][0x3ac]
+  LDCU.64 UR8, c[0x0][0x358]
+  LDC.64 R12, c[0x0][0x398]
+  LDC.64 R14, c[0x0][0x3a0]
+  LDC.64 R18, c[0x0][0x388]
+  LDC.64 R28, c[0x0][0x390]
+  LDC.64 R26, c[0x0][0x380]
+  USHF.R.S32.HI UR7, URZ, 0x7, UR6
+  USHF.R.S32.HI UR5, URZ, 0x2, UR6
+  UMOV UR12, 0x9  // byte 1 of both scale words, and so on
+  UMOV UR13, 0x12
+  UMOV UR14, 0x1b
+"""
+_E4M3_POINTERS = """\
+  // Scales of rows g and g + 8 lie in lanes t = 0 and 1 (and, unused, 2 and 3).
+  LOP3.LUT R11, R7, 0x1, RZ, 0xc0, !PT
+  LEA R11, R11, R6, 0x3
+  LEA R11, R9, R11, 0x4
+  IMAD.WIDE R14, R11, 0x4, R14
+  IMAD.WIDE R18, R16, 0x4, R18
+  IMAD R17, R8, UR7, R4
+  IMAD.WIDE R28, R17, 0x4, R28
+  MOV R36, 0x4838b8c8  // e4m3 -4, -1, 1, 4
+  MOV R25, RZ
+"""
+_E4M3_END = """\
+  IADD R4, R4, 0x4
+  ISETP.GE.AND P2, PT, R4, UR7, PT
+  @!P2 BRA loop
+  NOP  // the last sums need as long as two of the longest stalls
+  NOP
+"""
+
+
 def bf16_source() -> str:
     """W2 times bf16 activations with HMMA, for sm_90a."""
-    return "\n".join(_bf16_lines()) + "\n"
+    start = _header("sm_90a", "w2_gemm_bf16", 96, 44) + _BF16_START + _INDEX + _BF16_POINTERS
+    return start + _lines(_bf16_loop()) + _REDUCE
 
 
-def _bf16_lines() -> Iterator[str]:
-    yield from _header("sm_90a", "w2_gemm_bf16", 96, 44)
-    yield "  ULDC UR6, c[0x0][0x238]"
-    yield "  ULDC UR10, c[0x0][0x230]"
-    yield "  ULDC UR11, c[0x0][0x234]"
-    yield "  ULDC.64 UR8, c[0x0][0x208]"
-    yield "  LDC.64 R12, c[0x0][0x220]"
-    yield "  LDC.64 R14, c[0x0][0x228]"
-    yield "  LDC.64 R18, c[0x0][0x218]"
-    yield "  LDC.64 R26, c[0x0][0x210]"
-    yield "  USHF.R.S32.HI UR7, URZ, 0x7, UR6"
-    yield "  USHF.R.S32.HI UR5, URZ, 0x2, UR6"
-    yield from _INDEX.splitlines()
-    yield "  LEA R11, R9, R6, 0x4"
-    yield "  IMAD.WIDE R14, R11, 0x4, R14"
-    yield "  IMAD.WIDE R18, R16, 0x8, R18"
-    yield "  MOV R36, 0x403fbfc0  // high bytes of bf16 -4, -1, 1, 4"
-    yield "  MOV R37, 0x80808080  // their low bytes"
-    yield from (f"  CS2R R{r}, SRZ" for r in range(40, 56, 2))
+def _bf16_loop() -> Iterator[str]:
+    yield from _zeros(range(40, 56, 2))
     yield "loop:"
-    yield "  LDG.E.128.CONSTANT R20, desc[UR8][R12.64]"
-    yield "  LDG.E.CONSTANT R24, desc[UR8][R14.64]"
-    yield "  LDG.E.CONSTANT R25, desc[UR8][R14.64+0x20]"
+    yield from _load("128", 20, 12)
+    yield from _load("", 24, 14)
+    yield from _load("", 25, 14, 0x20)
     for i in range(8):
-        yield f"  @!P1 LDG.E.64.CONSTANT R{40 + 2 * i}, desc[UR8][R18.64{_offset(32 * i)}]"
+        yield from _load("64", 40 + 2 * i, 18, 32 * i, guard="@!P1 ")
     for first in (0, 2):
         yield from _decode_bf16(first, 56)
         yield from _decode_bf16(first + 1, 64)
         for half in range(2):
             for step in (first, first + 1):
-                a, b, c = (
-                    56 + 8 * (step - first) + 4 * half,
-                    40 + 4 * step + 2 * half,
-                    72 + 4 * step,
-                )
+                a, b = 56 + 8 * (step - first) + 4 * half, 40 + 4 * step + 2 * half
+                c = 72 + 4 * step
                 start = f"R{c}" if half else "RZ"
                 yield f"  HMMA.16816.F32.BF16 R{c}, R{a}, R{b}, {start}"
     for register, stride in ((12, 0x800), (14, 0x100), (18, 0x400)):
@@ -122,17 +159,11 @@ def _bf16_lines() -> Iterator[str]:
         for i in range(4):
             yield f"  FFMA R{32 + i}, R{72 + 4 * step + i}, R{88 + 2 * step + i // 2}, R{32 + i}"
     yield "  @!P2 BRA loop"
-    yield from _REDUCE.splitlines()
 
 
 def _decode_bf16(step: int, a: int) -> Iterator[str]:
     """The eight registers of A of one step: the code word's selectors pick high bytes."""
-    word = 20 + step
-    yield f"  LOP3.LUT R28, R{word}, 0x33333333, RZ, 0xc0, !PT"
-    yield f"  SHF.R.U32.HI R29, RZ, 0x2, R{word}"
-    yield "  LOP3.LUT R29, R29, 0x33333333, RZ, 0xc0, !PT"
-    yield "  SHF.R.U32.HI R30, RZ, 0x10, R28"
-    yield "  SHF.R.U32.HI R31, RZ, 0x10, R29"
+    yield from _selectors(20 + step, 28, 29, 30, 31)
     for half, (even, odd) in enumerate(((28, 29), (30, 31))):
         yield f"  PRMT R38, R36, R{even}, RZ"
         yield f"  PRMT R39, R36, R{odd}, RZ"
@@ -154,88 +185,68 @@ def _power_of_two(target: int, source: int, step: int) -> Iterator[str]:
 
 def e4m3_source() -> str:
     """W2 times e4m3 activations with block-scaled QMMA, for sm_120a."""
-    return "\n".join(_e4m3_lines()) + "\n"
+    start = _header("sm_120a", "w2_gemm_e4m3", 56, 52) + _E4M3_START + _INDEX + _E4M3_POINTERS
+    return start + _lines(_e4m3_loop()) + _E4M3_END + _REDUCE
 
 
-def _e4m3_lines() -> Iterator[str]:
-    yield from _header("sm_120a", "w2_gemm_e4m3", 56, 52)
-    yield "  LDCU UR6, c[0x0][0x3b0]"
-    yield "  LDCU UR10, c[0x0][0x3a8]"
-    yield "  LDCU UR11, c[0x0][0x3ac]"
-    yield "  LDCU.64 UR8, c[0x0][0x358]"
-    yield "  LDC.64 R12, c[0x0][0x398]"
-    yield "  LDC.64 R14, c[0x0][0x3a0]"
-    yield "  LDC.64 R18, c[0x0][0x388]"
-    yield "  LDC.64 R28, c[0x0][0x390]"
-    yield "  LDC.64 R26, c[0x0][0x380]"
-    yield "  USHF.R.S32.HI UR7, URZ, 0x7, UR6"
-    yield "  USHF.R.S32.HI UR5, URZ, 0x2, UR6"
-    yield "  UMOV UR12, 0x9  // byte 1 of both scale words, and so on"
-    yield "  UMOV UR13, 0x12"
-    yield "  UMOV UR14, 0x1b"
-    yield from _INDEX.splitlines()
-    yield "  // Scales of rows g and g + 8 lie in lanes t = 0 and 1 (and, unused, 2 and 3)."
-    yield "  LOP3.LUT R11, R7, 0x1, RZ, 0xc0, !PT"
-    yield "  LEA R11, R11, R6, 0x3"
-    yield "  LEA R11, R9, R11, 0x4"
-    yield "  IMAD.WIDE R14, R11, 0x4, R14"
-    yield "  IMAD.WIDE R18, R16, 0x4, R18"
-    yield "  IMAD R17, R8, UR7, R4"
-    yield "  IMAD.WIDE R28, R17, 0x4, R28"
-    yield "  MOV R36, 0x4838b8c8  // e4m3 -4, -1, 1, 4"
-    yield "  MOV R25, RZ"
-    yield from (f"  CS2R R{r}, SRZ" for r in range(40, 48, 2))
+def _e4m3_loop() -> Iterator[str]:
+    yield from _zeros(range(40, 48, 2))
     yield "loop:"
-    yield "  LDG.E.128.CONSTANT R20, desc[UR8][R12.64]"
-    yield "  LDG.E.CONSTANT R24, desc[UR8][R14.64]"
-    yield "  @!P1 LDG.E.CONSTANT R25, desc[UR8][R28.64]"
+    yield from _load("128", 20, 12)
+    yield from _load("", 24, 14)
+    yield from _load("", 25, 28, guard="@!P1 ")
     for i in range(8):
-        yield f"  @!P1 LDG.E.CONSTANT R{40 + i}, desc[UR8][R18.64{_offset(16 * i)}]"
-    for step in range(4):
-        yield from _decode_e4m3(step, 48 + 4 * (step % 2))
-        yield (
-            f"  QMMA.SF.16832.F32.E4M3.E4M3.E8 R32, R{48 + 4 * (step % 2)}, R{40 + 2 * step}, R32, "
-            f"R24, R25, {('URZ', 'UR12', 'UR13', 'UR14')[step]}"
-        )
+        yield from _load("", 40 + i, 18, 16 * i, guard="@!P1 ")
+    for step, byte in enumerate(("URZ", "UR12", "UR13", "UR14")):
+        a = 48 + 4 * (step % 2)
+        yield from _selectors(20 + step, 30, 31, 38, 39)
+        for i, select in enumerate((30, 31, 38, 39)):
+            yield f"  PRMT R{a + i}, R36, R{select}, RZ"
+        operands = f"R32, R{a}, R{40 + 2 * step}, R32, R24, R25, {byte}"
+        yield f"  QMMA.SF.16832.F32.E4M3.E4M3.E8 {operands}"
     for register, stride in ((12, 0x800), (14, 0x100), (18, 0x200), (28, 0x10)):
         yield f"  IADD.64 R{register}, R{register}, {stride:#x}"
-    yield "  IADD R4, R4, 0x4"
-    yield "  ISETP.GE.AND P2, PT, R4, UR7, PT"
-    yield "  @!P2 BRA loop"
-    yield "  NOP  // the last sums need as long as two of the longest stalls"
-    yield "  NOP"
-    yield from _REDUCE.splitlines()
 
 
-def _decode_e4m3(step: int, a: int) -> Iterator[str]:
-    """The four registers of A of one step: the code word is four sets of byte selectors."""
-    word = 20 + step
-    yield f"  LOP3.LUT R30, R{word}, 0x33333333, RZ, 0xc0, !PT"
-    yield f"  SHF.R.U32.HI R31, RZ, 0x2, R{word}"
-    yield "  LOP3.LUT R31, R31, 0x33333333, RZ, 0xc0, !PT"
-    yield "  SHF.R.U32.HI R38, RZ, 0x10, R30"
-    yield "  SHF.R.U32.HI R39, RZ, 0x10, R31"
-    for i, select in enumerate((30, 31, 38, 39)):
-        yield f"  PRMT R{a + i}, R36, R{select}, RZ"
+def _selectors(word: int, even: int, odd: int, even_high: int, odd_high: int) -> Iterator[str]:
+    """The four sets of four byte selectors of a code word, each in the low half of a register."""
+    yield f"  LOP3.LUT R{even}, R{word}, 0x33333333, RZ, 0xc0, !PT"
+    yield f"  SHF.R.U32.HI R{odd}, RZ, 0x2, R{word}"
+    yield f"  LOP3.LUT R{odd}, R{odd}, 0x33333333, RZ, 0xc0, !PT"
+    yield f"  SHF.R.U32.HI R{even_high}, RZ, 0x10, R{even}"
+    yield f"  SHF.R.U32.HI R{odd_high}, RZ, 0x10, R{odd}"
 
 
-def _header(arch: str, name: str, registers: int, parameters: int) -> Iterator[str]:
-    yield "// Written by w2_gemm.py, which explains it; change that instead."
-    yield f".arch {arch}"
-    yield f".kernel {name}"
-    yield f".twin {name}.cu"
-    yield f".registers {registers}"
-    yield ".shared 2048"
-    yield f".parameters {parameters}"
+def _load(
+    width: str, target: int, pointer: int, offset: int = 0, *, guard: str = ""
+) -> Iterator[str]:
+    size, where = f".{width}" if width else "", f"+{offset:#x}" if offset else ""
+    yield f"  {guard}LDG.E{size}.CONSTANT R{target}, desc[UR8][R{pointer}.64{where}]"
+
+
+def _zeros(registers: Iterable[int]) -> Iterator[str]:
+    yield from (f"  CS2R R{register}, SRZ" for register in registers)
+
+
+def _lines(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _header(arch: str, name: str, registers: int, parameters: int) -> str:
     stack = {"sm_90a": 0x28, "sm_120a": 0x37C}[arch]
-    yield f"  LDC R1, c[0x0][{stack:#x}]"
-    yield "  S2R R0, SR_TID.X"
-    yield "  S2R R2, SR_CTAID.X"
-    yield "  S2R R3, SR_CTAID.Y"
-
-
-def _offset(byte: int) -> str:
-    return f"+{byte:#x}" if byte else ""
+    return f"""\
+// Written by w2_gemm.py, which explains it; change that instead.
+.arch {arch}
+.kernel {name}
+.twin {name}.cu
+.registers {registers}
+.shared 2048
+.parameters {parameters}
+  LDC R1, c[0x0][{stack:#x}]
+  S2R R0, SR_TID.X
+  S2R R2, SR_CTAID.X
+  S2R R3, SR_CTAID.Y
+"""
 
 
 SOURCES = {"w2_gemm_bf16": bf16_source, "w2_gemm_e4m3": e4m3_source}
