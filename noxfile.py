@@ -45,6 +45,7 @@ SASS_TOOLS = (
     "nvidia-cuda-cuobjdump==13.*",
     "nvidia-cuda-cccl==13.*",
 )
+SASS_NEEDS = ("numpy>=1.26", "msgspec>=0.18", "click>=8.2", "rich>=13")
 LINT_TOOLS = (
     "ruff==0.17.6",
     "mypy==2.4.1",
@@ -202,14 +203,15 @@ def sass(session: nox.Session) -> None:
     """Learn the SASS tables anew, compare with the committed ones, and test the toolchain."""
     folder = ENVS / "sass"
     stamp_file, python = folder / "moet-stamp", folder / "bin/python"
-    stamp = stamp_of(*SASS_TOOLS, *TEST_TOOLS)
+    stamp = stamp_of(*SASS_TOOLS, *TEST_TOOLS, *SASS_NEEDS)
     if not stamp_file.exists() or stamp_file.read_text() != stamp:
         python = fresh_env(folder)
-        pip(python, *SASS_TOOLS, *TEST_TOOLS, "numpy>=1.26", "msgspec>=0.18")
-        # The toolchain needs no torch, so moet-kernels comes without its dependencies.
-        pip(python, "--no-deps", *editable("moet-core", "moet-kernels"))
+        pip(python, *SASS_TOOLS, *TEST_TOOLS, *SASS_NEEDS)
+        # The toolchain and its commands need no torch and no vLLM, which the packages ask for.
+        pip(python, "--no-deps", *editable("moet-core", "moet-kernels", "moet-cli"))
         stamp_file.write_text(stamp)
-    args = session.posargs or ["packages/moet-kernels/tests/sass"]
+    tests_of = ["packages/moet-kernels/tests/sass", "packages/moet-cli/tests/test_kernels.py"]
+    args = session.posargs or [*tests_of, "--durations=5"]
     run(session, str(python), "-m", "pytest", *args)
 
 
