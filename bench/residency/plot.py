@@ -23,7 +23,7 @@ STYLES = {
 }
 
 WIDTH, HEIGHT = 250, 180  # of a panel's axes
-LEFT, TOP, GAP_X, GAP_Y, COLUMNS = 50, 60, 40, 60, 3
+LEFT, TOP, GAP_X, GAP_Y, COLUMNS = 54, 60, 64, 70, 3
 
 
 def curves(result: Result) -> Curves:

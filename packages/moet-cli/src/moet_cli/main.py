@@ -197,23 +197,18 @@ def bench_parsers(output: Output, runs: int, out: Path | None, force: bool) -> N
 @click.option(
     "--half-life",
     type=click.FloatRange(min=0, min_open=True),
-    default=256.0,
-    show_default=True,
-    help="Steps after which a use counts half.",
+    help="Steps after which a use counts half; what serving does by default.",
 )
 @click.option(
     "--margin",
     type=click.FloatRange(min=0),
-    default=1.0,
-    show_default=True,
-    help="Uses by which an expert must exceed the one it replaces between steps.",
+    help="Uses by which an expert must exceed the one it replaces between steps; what serving does "
+    "by default.",
 )
 @click.option(
     "--promotions",
     type=click.IntRange(min=0),
-    default=8,
-    show_default=True,
-    help="Rows that enter between two steps at most.",
+    help="Rows that enter between two steps at most; 8 by default.",
 )
 @click.option("--count-prompts", is_flag=True, help="Let prefill count as use like decoding.")
 @_out
@@ -233,7 +228,8 @@ def bench_residency(
     from moet_cli import residency
     from moet_core.simulate import Settings
 
-    study = residency.Study(traces, together, coverages, policies, Settings(**settings))
+    given = {name: value for name, value in settings.items() if value is not None}
+    study = residency.Study(traces, together, coverages, policies, Settings(**given))
     residency.bench_residency(output, study, benchmarks.Target(out, force))
 
 

@@ -26,6 +26,12 @@ __all__ = ["Key", "Move", "PoolError", "PoolPolicy", "WorkingSetError", "worst_c
 
 Key = tuple[int, int]
 
+HALF_LIFE = 256.0
+"""Steps; what other half-lives and margins do is in docs/residency.md."""
+
+MARGIN = 1.0
+"""Uses."""
+
 NEVER = -(2**62)
 """Last use of an expert that was neither used nor preloaded."""
 
@@ -122,8 +128,8 @@ class PoolPolicy:
         layers: int,
         experts: int,
         slots: int,
-        half_life: float = 256.0,
-        margin: float = 1.0,
+        half_life: float = HALF_LIFE,
+        margin: float = MARGIN,
     ) -> None:
         if min(layers, experts, slots) < 1:
             raise ValueError(

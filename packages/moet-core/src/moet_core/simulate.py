@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from moet_core.residency import Move, PoolPolicy, WorkingSetError, worst_case
+from moet_core.residency import HALF_LIFE, MARGIN, Move, PoolPolicy, WorkingSetError, worst_case
 from moet_core.traces import RoutingTrace
 
 __all__ = ["POLICIES", "Figures", "Settings", "simulate"]
@@ -31,8 +31,8 @@ class Settings(msgspec.Struct, frozen=True):
         count_prompts: Let prefill count as use like decoding, not for recency alone.
     """
 
-    half_life: float = 256.0
-    margin: float = 1.0
+    half_life: float = HALF_LIFE
+    margin: float = MARGIN
     promotions: int = 8
     count_prompts: bool = False
 
