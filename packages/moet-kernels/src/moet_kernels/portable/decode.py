@@ -116,7 +116,7 @@ def gate_up(
     """Write silu(gate(x)) * up(x), bfloat16 [pairs, I], of a tile of rows and one expert's pairs.
 
     Also sets `wanted` of the expert, and counts it in `missing` if it has no slot. Grid:
-    (tiles of BLOCKS * 16 rows, pairs). BASE and FINE are `Tier.constants`, FINE () without one.
+    (tiles of BLOCKS * 16 rows, pairs). BASE and FINE are `row_constants`, FINE () without one.
     """
     tile = tl.program_id(0)
     pair = tl.program_id(1)

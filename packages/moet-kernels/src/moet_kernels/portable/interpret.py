@@ -4,14 +4,17 @@ For tests and for whoever debugs a kernel; slow. The environment variable TRITON
 1 before Triton is imported, in a process of its own, then `install` completes the interpreter.
 """
 
+import multiprocessing
+import os
 import re
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["install", "run_ptx"]
+__all__ = ["call", "install", "interpreter_process", "run_ptx"]
 
 Words = NDArray[np.uint32]
 
@@ -88,6 +91,28 @@ def install() -> None:
     InterpreterBuilder.cast_impl = cast_impl
     InterpreterBuilder.create_inline_asm = create_inline_asm
     InterpreterBuilder.create_dot = create_dot
+
+
+def interpreter_process() -> ProcessPoolExecutor:
+    """Start a process whose Triton interprets; submit `call` to it, close it when done."""
+    context = multiprocessing.get_context("spawn")
+    process = ProcessPoolExecutor(1, mp_context=context, initializer=install)
+    before = os.environ.get("TRITON_INTERPRET")
+    os.environ["TRITON_INTERPRET"] = "1"
+    try:
+        process.submit(os.getpid).result()
+    finally:
+        del os.environ["TRITON_INTERPRET"]
+        if before is not None:
+            os.environ["TRITON_INTERPRET"] = before
+    return process
+
+
+def call(
+    function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Call a function; return its result, and its arguments, which it may have changed."""
+    return function(*args, **options), args, options
 
 
 def _rounded(values: NDArray[Any]) -> NDArray[np.uint16]:

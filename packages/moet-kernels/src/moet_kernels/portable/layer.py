@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moet_kernels.portable import decode, ptx
 from moet_kernels.portable.many import many_parts, mark_routed
-from moet_kernels.portable.tier import Tier
+from moet_kernels.portable.tier import Tier, row_constants
 
 __all__ = ["DECODE_TOKENS", "add_parts", "combine_parts", "expert_layer"]
 
@@ -143,8 +143,8 @@ def few_parts(
     constants: dict[str, Any] = {
         "HIDDEN": hidden,
         "INTERMEDIATE": intermediate,
-        "BASE": base.constants,
-        "FINE": fine.constants if fine else (),
+        "BASE": row_constants(base.layout),
+        "FINE": row_constants(fine.layout) if fine else (),
         # one size for all numbers of tokens, so that there is one kernel
         "PAIRS": triton.next_power_of_2(DECODE_TOKENS * top_k),
     }
@@ -160,13 +160,16 @@ def few_parts(
         TOP_K=top_k,
         CLAMP=swiglu_limit > 0,
         **constants,
-        **_launch(gate_up),
+        **launch_options(gate_up),
     )
     tiles = triton.cdiv(hidden, 16 * down.blocks)
-    decode.down[(tiles, pairs)](activated, *tables, parts, *counts, **constants, **_launch(down))
+    decode.down[(tiles, pairs)](
+        activated, *tables, parts, *counts, **constants, **launch_options(down)
+    )
 
 
-def _launch(shape: StreamShape) -> dict[str, Any]:
+def launch_options(shape: StreamShape) -> dict[str, Any]:
+    """Return the arguments of a launch that follow from a shape."""
     return {
         "BLOCKS": shape.blocks,
         "WARPS": shape.warps,

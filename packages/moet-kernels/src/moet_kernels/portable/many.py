@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moet_kernels import arch
 from moet_kernels.portable import grouping, prefill, ptx
-from moet_kernels.portable.tier import Tier
+from moet_kernels.portable.tier import Tier, row_constants
 
 __all__ = ["TileShape", "many_parts", "mark_routed", "tile_shape"]
 
@@ -78,8 +78,8 @@ def many_parts(
     constants: dict[str, Any] = {
         "HIDDEN": hidden,
         "INTERMEDIATE": intermediate,
-        "BASE": base.constants,
-        "FINE": fine.constants if fine else (),
+        "BASE": row_constants(base.layout),
+        "FINE": row_constants(fine.layout) if fine else (),
         "GROUP": shape.group,
         "num_stages": shape.stages,
     }
