@@ -1,0 +1,42 @@
+"""The metrics of a pool of experts: their names, where their values are, what they mean.
+
+Apart from `telemetry`, which publishes them, so that whoever reads a page of metrics need not load
+torch. Every metric has one label, `rank`.
+"""
+
+__all__ = ["COUNTERS", "GAUGES", "STORE_COUNTERS", "Metrics"]
+
+Metrics = dict[str, tuple[str, str]]
+"""By name: the field that holds the value, and the help text."""
+
+COUNTERS: Metrics = {
+    "moet_steps": ("steps", "Steps that ran."),
+    "moet_repaired_steps": ("repaired", "Steps that missed experts and were run again."),
+    "moet_streamed_steps": ("streamed", "Steps that fetched experts layer by layer."),
+    "moet_failed_steps": ("failed", "Steps without a result: an expert could not be read."),
+    "moet_degraded_steps": ("degraded", "Steps accepted with experts missing."),
+    "moet_passes": ("passes", "Forward passes."),
+    "moet_wanted_experts": ("wanted", "Distinct experts that steps wanted."),
+    "moet_missed_experts": ("missed", "Distinct experts that were not in the pool."),
+    "moet_brought_experts": ("brought", "Experts copied to the device while a step waited."),
+    "moet_promoted_experts": ("promoted", "Experts copied to the device between steps."),
+    "moet_stall_seconds": ("stall_seconds", "Time that steps waited for experts."),
+}
+"""Counters and the fields of `Counts` behind them; on a page Prometheus adds _total."""
+
+STORE_COUNTERS: Metrics = {
+    "moet_store_hits": ("hits", "Experts found in the arena."),
+    "moet_store_misses": ("misses", "Experts not found in the arena."),
+    "moet_store_bytes_read": ("bytes_read", "Bytes read from packs and verified."),
+    "moet_store_errors": ("io_errors", "Reads that the kernel refused."),
+    "moet_store_checksum_errors": ("checksum_errors", "Experts whose bytes were damaged."),
+}
+"""Counters and the fields of `moet_store.Snapshot` behind them; 0 where nothing is read."""
+
+GAUGES: Metrics = {
+    "moet_pool_slots": ("slots", "Experts that the pool can hold."),
+    "moet_pool_resident": ("resident", "Experts that the pool holds."),
+    "moet_pool_coverage": ("coverage", "Share of the rank's experts that the pool can hold."),
+    "moet_row_bytes": ("row_bytes", "Bytes of one expert."),
+}
+"""Values of the moment and the fields of `telemetry.PoolState` behind them."""
