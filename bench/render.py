@@ -1,26 +1,41 @@
-"""Renders the tables of docs/*.md from bench/results; `--check` only looks for drift."""
+"""Renders tables and plots of docs/ from bench/results; `--check` only looks for drift."""
 
 import sys
 from pathlib import Path
 
+from residency.plot import hit_rates
+
 from moet_core.errors import MoetError
 from moet_core.render import render_page, stale_pages
+from moet_core.results import read_result
 
 ROOT = Path(__file__).parents[1]
 
+PLOTS = {"docs/residency.svg": ("bench/results/residency.json", hit_rates)}
+
+
+def rendered() -> dict[Path, str]:
+    """Return the files of docs/ that do not say what the results say, with what they should."""
+    stale = stale_pages(ROOT, sorted((ROOT / "docs").glob("*.md")))
+    found = {page: render_page(page.read_text(), ROOT) for page in stale}
+    for name, (result, draw) in PLOTS.items():
+        plot, path = draw(read_result(ROOT / result)), ROOT / name
+        if not path.exists() or path.read_text() != plot:
+            found[path] = plot
+    return found
+
 
 def main() -> int:
-    """Return 0 if the pages say what the results say (or do so now), else 1."""
-    pages = sorted((ROOT / "docs").glob("*.md"))
+    """Return 0 if tables and plots say what the results say (or do so now), else 1."""
     try:
-        stale = stale_pages(ROOT, pages)
+        stale = rendered()
         if sys.argv[1:] == ["--check"]:
-            for page in stale:
-                print(f"{page.relative_to(ROOT)} differs from its results; run bench/render.py")
+            for path in stale:
+                print(f"{path.relative_to(ROOT)} differs from its results; run bench/render.py")
             return 1 if stale else 0
-        for page in stale:
-            page.write_text(render_page(page.read_text(), ROOT))
-            print(f"rendered {page.relative_to(ROOT)}")
+        for path, text in stale.items():
+            path.write_text(text)
+            print(f"rendered {path.relative_to(ROOT)}")
     except MoetError as error:
         print(f"render: {error}")
         return 1
