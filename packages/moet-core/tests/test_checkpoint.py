@@ -45,6 +45,24 @@ def test_a_complete_checkpoint(tmp_path, index):
     assert info.shards == tuple(TWO_SHARDS)
 
 
+@pytest.mark.parametrize("index", [True, False])
+def test_a_shard_may_be_absent_where_the_caller_says_so(tmp_path, index):
+    first, second = TWO_SHARDS
+    (write(tmp_path, TWO_SHARDS, index) / first).unlink()
+    info = check_checkpoint(tmp_path, absent=[first])
+    assert (info.tensors, info.shards) == (2, (second,))
+    with pytest.raises(ConfigError, match=f"{first} is missing"):
+        check_checkpoint(tmp_path, absent=[second])
+
+
+def test_a_shard_that_may_be_absent_is_checked_where_it_is_there(tmp_path):
+    first, _ = TWO_SHARDS
+    file = write(tmp_path, TWO_SHARDS) / first
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match="truncated"):
+        check_checkpoint(tmp_path, absent=[first])
+
+
 def test_a_path_may_be_a_string(tmp_path):
     assert check_checkpoint(str(write(tmp_path, TWO_SHARDS))).tensors == 3
 

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import shutil
@@ -6,6 +7,7 @@ import struct
 import pytest
 
 from moet_store import PackErrorKind, bytes_identity, checkpoint_identity
+from moet_store.identity import checkpoint_files, identity_of, recorded_files, write_record
 
 
 def write_shard(path, header, data):
@@ -100,3 +102,67 @@ def test_an_empty_folder_has_no_identity(tmp_path, refused):
 
 def test_rows_of_no_checkpoint_have_an_identity():
     assert bytes_identity(b"abc").startswith("ba7816bf8f01cfea")
+
+
+@pytest.fixture
+def packs(tmp_path):
+    folder = tmp_path / "packs"
+    folder.mkdir()
+    return folder
+
+
+def test_the_identity_is_that_of_the_digests_in_order():
+    files = {"config.json": "00" * 32, "one.safetensors": "ff" * 32}
+    data = b"moet checkpoint identity 2\n"
+    for name, digest in files.items():
+        for part in (name.encode(), bytes.fromhex(digest)):
+            data += struct.pack("<Q", len(part)) + part
+    assert identity_of(files) == hashlib.sha256(data).hexdigest()
+
+
+def test_a_record_stands_for_shards_that_were_deleted(checkpoint, packs):
+    whole = checkpoint_files(checkpoint)
+    path = write_record(packs, whole)
+    assert path.name == f"{checkpoint_identity(checkpoint)[:16]}.checkpoint.json"
+    (checkpoint / "two.safetensors").unlink()
+    left = checkpoint_files(checkpoint)
+    assert left["two.safetensors"] is None
+    found = recorded_files(packs, left)
+    assert identity_of(found) == identity_of(whole)
+
+
+def test_a_whole_checkpoint_needs_no_record(checkpoint, packs):
+    files = checkpoint_files(checkpoint)
+    assert recorded_files(packs, files) == files
+
+
+@pytest.mark.parametrize("change", ["config", "index", "header_of_one", "record", "version"])
+def test_a_record_that_disagrees_is_refused(checkpoint, packs, refused, change):
+    path = write_record(packs, checkpoint_files(checkpoint))
+    (checkpoint / "two.safetensors").unlink()
+    if change == "header_of_one":
+        replace_in(checkpoint / "one.safetensors", b'"U8"', b'"I8"')
+    elif change == "record":
+        path.write_bytes(path.read_bytes()[:-5])
+    elif change == "version":
+        replace_in(path, b'"version":1', b'"version":2')
+    else:
+        CHANGES[change](checkpoint)
+    with refused(PackErrorKind.CHECKPOINT) as caught:
+        recorded_files(packs, checkpoint_files(checkpoint))
+    assert "two.safetensors" in str(caught.value)
+
+
+def test_the_record_of_the_right_checkpoint_is_found_among_others(checkpoint, packs):
+    whole = checkpoint_files(checkpoint)
+    write_record(packs, whole)
+    write_record(packs, {**whole, "config.json": "00" * 32})
+    write_record(packs, {**whole, "two.safetensors": None} | {"two.safetensors": "11" * 32})
+    (checkpoint / "one.safetensors").unlink()
+    assert recorded_files(packs, checkpoint_files(checkpoint)) == whole
+
+
+def test_an_identity_needs_every_file(checkpoint):
+    (checkpoint / "two.safetensors").unlink()
+    with pytest.raises(ValueError, match="two.safetensors has no digest"):
+        identity_of(checkpoint_files(checkpoint))

@@ -1,6 +1,7 @@
 """What must hold before a server is started; each check says what it found or why not."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -11,9 +12,10 @@ from moet_cli.plan import Plan
 from moet_cli.ports import check_port
 from moet_core.checkpoint import check_checkpoint
 from moet_core.errors import ConfigError
+from moet_store.identity import checkpoint_files, recorded_files
 from moet_vllm import VLLM_VERSION
 
-__all__ = ["Check", "run_checks"]
+__all__ = ["Check", "absent_shards", "run_checks"]
 
 GIB = 2**30
 # An idle server's processes without a model; measured 1.9 GiB on the CPU.
@@ -99,9 +101,24 @@ def _model(plan: Plan) -> str:
     folder = local_folder(model)
     if folder is None:
         return f"{model}: not here yet ({kind_of(model).value})"
-    info = check_checkpoint(folder)
+    absent = absent_shards(plan, folder)
+    info = check_checkpoint(folder, absent)
     what = f", {info.source_format} experts" if info.source_format else ""
-    return f"{folder}: {info.tensors} tensors, {info.total_bytes / 1e6:.1f} MB{what}, complete"
+    whole = f"{len(absent)} shards only in packs" if absent else "complete"
+    return f"{folder}: {info.tensors} tensors, {info.total_bytes / 1e6:.1f} MB{what}, {whole}"
+
+
+def absent_shards(plan: Plan, folder: Path) -> list[str]:
+    """Return the shards of a checkpoint that may be absent, because packs hold their tensors.
+
+    Raises:
+        PackError: shards are absent and the packs are not of this checkpoint.
+    """
+    if not plan.moet.packs:
+        return []
+    files = checkpoint_files(folder)
+    recorded_files(plan.moet.pack_folders[0], files)
+    return [name for name, digest in files.items() if digest is None]
 
 
 def _port(plan: Plan) -> str:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from moet_cli.checks import Check
+from moet_cli.checks import Check, absent_shards
 from moet_cli.model import fetch_model, planned_folder
 from moet_cli.options import Source
 from moet_cli.output import Output, make_table
@@ -27,7 +27,7 @@ def make_launch(plan: Plan, output: Output) -> Launch:
         MoetError: there is no such model, or it is not complete.
     """
     model = fetch_model(plan["model"])
-    check_checkpoint(model)
+    check_checkpoint(model, absent_shards(plan, model))
     log = Path(plan["log"]) if plan["log"] else _new_log(plan)
     launch = Launch(
         command=server_command(plan, str(model)),

@@ -7,7 +7,7 @@ elsewhere: here each file must be exactly as long as its header says.
 
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -60,11 +60,13 @@ class CheckpointInfo(msgspec.Struct, frozen=True):
     source_format: str | None
 
 
-def check_checkpoint(path: str | Path) -> CheckpointInfo:
+def check_checkpoint(path: str | Path, absent: Container[str] = ()) -> CheckpointInfo:
     """Check that a checkpoint's folder has all its files, each of the length it must have.
 
     Args:
         path: A folder with config.json and model*.safetensors, in the Hugging Face layout.
+        absent: Names of shards that may be missing, because what they held is kept elsewhere; they
+            do not count in the result.
 
     Raises:
         ConfigError: Something is missing, too short or too long, or not readable as what it is.
@@ -77,12 +79,13 @@ def check_checkpoint(path: str | Path) -> CheckpointInfo:
     index = folder / "model.safetensors.index.json"
     placed = _read_json(index, _Index).weight_map if index.is_file() else None
     shards = sorted(set(placed.values())) if placed is not None else _find_shards(folder)
+    shards = [shard for shard in shards if shard not in absent or (folder / shard).is_file()]
     for shard in shards:
         _check_present(folder, shard)
     headers = {shard: read_header(folder / shard) for shard in shards}
     if placed is not None:
         for tensor, shard in placed.items():
-            if tensor not in headers[shard]:
+            if shard in headers and tensor not in headers[shard]:
                 raise ConfigError(
                     f"{index} places tensor {tensor!r} in {shard}, which does not contain it. "
                     "Index and files are of different checkpoints; download them again together."

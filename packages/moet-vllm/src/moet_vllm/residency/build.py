@@ -19,10 +19,10 @@ from moet_store import (
     PackSpec,
     StripedWriter,
     bytes_identity,
-    checkpoint_identity,
     expert_spec,
     pack_path,
 )
+from moet_store.identity import checkpoint_files, identity_of, recorded_files, write_record
 from moet_vllm.config import MoetConfig
 from moet_vllm.residency import op
 from moet_vllm.residency.resident import PoolShape, ResidentExperts
@@ -205,16 +205,19 @@ class ResidencyBuild:
                 self.layers, self.experts, self.layout.row_bytes, self.rank.pin
             )
         if self.config.packs:
-            self._spec = self._pack_spec()
             folders = self.config.pack_folders
             for folder in folders:
                 folder.mkdir(parents=True, exist_ok=True)
+            self._spec = self._pack_spec()
             self._writer = StripedWriter(folders, self._spec)
             self._missing = set(self._writer.missing)
 
     def _pack_spec(self) -> PackSpec:
         assert self.rank.checkpoint is not None
-        identity = checkpoint_identity(self.rank.checkpoint)
+        folder = self.config.pack_folders[0]
+        files = recorded_files(folder, checkpoint_files(self.rank.checkpoint))
+        write_record(folder, files)
+        identity = identity_of(files)
         if self.config.zeros != "auto":
             identity = bytes_identity(f"{identity} zeros={self.config.zeros}".encode())
         return expert_spec(
