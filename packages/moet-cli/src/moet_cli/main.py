@@ -87,6 +87,27 @@ def demo(output: Output, keep: bool) -> None:
     run_demo(output, keep=keep)
 
 
+@command(cli, "top")
+@click.argument("url", default="http://127.0.0.1:8000")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0, min_open=True),
+    default=2.0,
+    show_default=True,
+    help="Seconds between two looks.",
+)
+@click.option("--once", is_flag=True, help="Print one table, after one interval, and stop.")
+def top(output: Output, url: str, interval: float, once: bool) -> None:
+    """Watch a running server until Ctrl-C: requests, tokens and each rank's pool of experts.
+
+    URL is the server's address, http://127.0.0.1:8000 by default. Rates and shares are of the last
+    interval, totals since the server started; "-" stands where nothing was counted.
+    """
+    from moet_cli.top import run_top
+
+    run_top(output, url, interval, once=once)
+
+
 @cli.group("recipes", cls=Group)
 def recipes() -> None:
     """List the recipes, or show one."""
