@@ -239,6 +239,17 @@ class TestPromotions:
         policy.note(mask((0, 1)))
         assert policy.promotions(9) == [Move((0, 1), 0, (0, 0))]
 
+    @pytest.mark.parametrize(("margin", "moved"), [(0.375, 1), (0.625, 0)])
+    def test_the_margin_counts_decayed_uses(self, margin, moved):
+        # One use now against one that has come down to a half.
+        policy = make(slots=1, margin=margin, half_life=1)
+        for _ in range(20):
+            policy.begin_step()
+        bring(policy, (0, 0))
+        policy.begin_step()
+        policy.note(mask((0, 1)))
+        assert len(policy.promotions(9)) == moved
+
     def test_two_experts_of_like_value_do_not_take_turns(self):
         # Incident 16: what was promoted in one step was evicted in the next.
         policy = make(slots=1)
