@@ -148,6 +148,11 @@ class TestCounts:
         # Ordered after the first step, under way during the second, there for the third.
         assert (found.hits, found.moved, found.streamed) == (2, 1, 4)
 
+    def test_streamed_decode_steps_count_as_use(self):
+        steps = [[[[expert]], [[expert]]] for expert in [0] * 3 + [1] * 9]
+        found = simulate(trace_of(steps, 4), 1, "moet", Settings())
+        assert (found.moved, found.clean) == (2, 5)
+
     def test_a_step_that_finds_everything_is_not_streamed(self):
         # Two tokens could need two experts, but both need the same one.
         found = simulate(trace_of([[[[0]], [[0]]]] * 5, 4), 1, "moet", Settings())
