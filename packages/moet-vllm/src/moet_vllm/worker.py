@@ -4,6 +4,7 @@ Given to vLLM as `--worker-cls moet_vllm.worker.MoetWorker`.
 """
 
 import dataclasses
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ class MoetWorker(StockWorker):
 
     resident: ResidentExperts | None = None
     telemetry: Telemetry | None = None
+    phases: dict[str, float]
     _build: ResidencyBuild | None = None
     _failure = ""
     _lacking = 0
@@ -156,9 +158,19 @@ class MoetWorker(StockWorker):
         if config.pool == "all":
             shape = resident.shape
             keys = [(layer, expert) for layer in shape.layers for expert in range(shape.experts)]
+        started = time.perf_counter()
         resident.preload(keys)
-        if keys:
-            logger.info("moet: %d experts are in the pool before the first step", len(keys))
+        assert self._build is not None
+        self.phases = {
+            "packs written": self._build.write_seconds,
+            "packs opened": self._build.open_seconds,
+            "experts preloaded": time.perf_counter() - started,
+        }
+        logger.info(
+            "moet: %d experts are in the pool before the first step; %s",
+            resident.policy.resident,
+            ", ".join(f"{what} in {seconds:.2f} s" for what, seconds in self.phases.items()),
+        )
 
     def _note_outcome(self) -> None:
         if self.resident is not None:

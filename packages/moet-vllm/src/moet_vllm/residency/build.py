@@ -5,6 +5,7 @@ by layer, or from packs that an earlier start wrote; packs that are missing are 
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -95,7 +96,12 @@ class LayerRows:
 
 
 class ResidencyBuild:
-    """Collects the layers of one rank; `finish` makes its resident experts."""
+    """Collects the layers of one rank; `finish` makes its resident experts.
+
+    Attributes:
+        write_seconds: Time that writing packs took.
+        open_seconds: Time that opening packs and host memory took.
+    """
 
     def __init__(self, config: MoetConfig, rank: Rank) -> None:
         if config.packs and rank.checkpoint is None:
@@ -112,6 +118,7 @@ class ResidencyBuild:
         self._writer: StripedWriter | None = None
         self._spec: PackSpec | None = None
         self._missing: set[int] | None = None
+        self.write_seconds = self.open_seconds = 0.0
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -170,7 +177,9 @@ class ResidencyBuild:
         """Keep the rows of a layer, uint8 [experts, row_bytes] on the host."""
         self._open()
         if self._writer is not None:
+            started = time.perf_counter()
             self._writer.write_layer(layer, [row.numpy() for row in rows])
+            self.write_seconds += time.perf_counter() - started
         if self._pinned is not None:
             for expert, row in enumerate(rows):
                 self._pinned.row((layer, expert))[:] = memoryview(row.numpy())
@@ -186,13 +195,11 @@ class ResidencyBuild:
             return None
         self._open()
         shape = pool_shape(self.config.pool, self.layers, self.experts, self.top_k, self.layout)
-        resident = ResidentExperts(
-            shape,
-            self._store(shape),
-            self.rank.device,
-            self.rank.agree,
-            self.config.miss_tolerance,
-        )
+        started = time.perf_counter()
+        store = self._store(shape)
+        self.open_seconds = time.perf_counter() - started
+        tolerance = self.config.miss_tolerance
+        resident = ResidentExperts(shape, store, self.rank.device, self.rank.agree, tolerance)
         op.bind([self._names[layer] for layer in self.layers], resident)
         return resident
 
