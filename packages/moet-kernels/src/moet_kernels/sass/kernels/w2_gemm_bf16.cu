@@ -5,6 +5,8 @@
 // K is a multiple of 128. Sums are in a fixed order: steps, then warps.
 #include <cstdint>
 
+#include "w2_gemm.cuh"
+
 __device__ uint32_t permute(uint32_t a, uint32_t b, uint32_t select) { return __byte_perm(a, b, select); }
 
 __device__ float power_of_two(uint32_t e8m0) {
@@ -14,7 +16,6 @@ __device__ float power_of_two(uint32_t e8m0) {
 extern "C" __global__ void __launch_bounds__(128)
 w2_gemm_bf16(float *__restrict__ out, const uint2 *__restrict__ x, const uint4 *__restrict__ codes,
              const uint32_t *__restrict__ scales, int M, int N, int K) {
-  __shared__ float partial[4][4][32];
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
   int blocks = K >> 7, token = blockIdx.y * 8 + g;
   float sum[4] = {0, 0, 0, 0};
@@ -51,12 +52,5 @@ w2_gemm_bf16(float *__restrict__ out, const uint2 *__restrict__ x, const uint4 *
       sum[3] = fmaf(c[3], high, sum[3]);
     }
   }
-#pragma unroll
-  for (int r = 0; r < 4; r++) partial[warp][r][lane] = sum[r];
-  __syncthreads();
-  int r = warp, column = blockIdx.y * 8 + 2 * t + (r & 1), row = blockIdx.x * 16 + g + 8 * (r >> 1);
-  float total = partial[0][r][lane];
-#pragma unroll
-  for (int w = 1; w < 4; w++) total += partial[w][r][lane];
-  if (column < M) out[column * N + row] = total;
+  add_up_and_store(out, sum, M, N);
 }

@@ -6,6 +6,8 @@
 // four steps, from which the instruction picks a byte. K is a multiple of 128.
 #include <cstdint>
 
+#include "w2_gemm.cuh"
+
 #define STEP(S)                                                                                   \
   {                                                                                               \
     uint32_t even = word[S] & 0x33333333, odd = word[S] >> 2 & 0x33333333;                        \
@@ -20,7 +22,6 @@
 extern "C" __global__ void __launch_bounds__(128)
 w2_gemm_e4m3(float *__restrict__ out, const uint32_t *__restrict__ x, const uint32_t *__restrict__ x_scales,
              const uint4 *__restrict__ codes, const uint32_t *__restrict__ scales, int M, int N, int K) {
-  __shared__ float partial[4][4][32];
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
   int blocks = K >> 7, token = blockIdx.y * 8 + g;
   float sum[4] = {0, 0, 0, 0};
@@ -38,12 +39,5 @@ w2_gemm_e4m3(float *__restrict__ out, const uint32_t *__restrict__ x, const uint
     uint32_t word[4] = {words.x, words.y, words.z, words.w};
     STEP(0) STEP(1) STEP(2) STEP(3)
   }
-#pragma unroll
-  for (int r = 0; r < 4; r++) partial[warp][r][lane] = sum[r];
-  __syncthreads();
-  int r = warp, column = blockIdx.y * 8 + 2 * t + (r & 1), row = blockIdx.x * 16 + g + 8 * (r >> 1);
-  float total = partial[0][r][lane];
-#pragma unroll
-  for (int w = 1; w < 4; w++) total += partial[w][r][lane];
-  if (column < M) out[column * N + row] = total;
+  add_up_and_store(out, sum, M, N);
 }
