@@ -13,20 +13,21 @@ from moet_kernels.experts import Tier, experts
 from moet_kernels.portable.interpret import call, interpreter_process
 
 
-def random_rows(codec, hidden, intermediate, count, seed=0, exponents=(118, 124)):
+def random_rows(codec, hidden, intermediate, count, seed=0, exponents=(118, 124), device="cpu"):
     """Rows whose every code, and every scale byte of a range of exponents, is random."""
     layout = row_layout(codec, hidden, intermediate)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
 
     def bytes_of(low, high, *shape):
-        return torch.randint(low, high, shape, generator=generator, dtype=torch.uint8)
+        options = {"generator": generator, "dtype": torch.uint8, "device": device}
+        return torch.randint(low, high, shape, **options)
 
     rows = bytes_of(0, 256, count, layout.row_bytes)
     low, high = (40, 72) if codec == "fp4-nv" else exponents  # as e4m3: 2^-2 to 2^2
     for section in (layout.scales13, layout.scales2):
         rows[:, section.slice] = bytes_of(low, high + 1, count, section.length)
     if layout.tensor_scales.length:
-        scales = torch.rand(count, 4, generator=generator) * 0.02 + 0.01
+        scales = torch.rand(count, 4, generator=generator, device=device) * 0.02 + 0.01
         rows[:, layout.tensor_scales.slice] = scales.view(torch.uint8)
     return rows
 

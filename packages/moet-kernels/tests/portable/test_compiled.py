@@ -18,9 +18,9 @@ def test_decode_streams_16_byte_lanes_and_decodes_them_in_registers(number):
     assert found.count("PRMT") == 12 * WORDS, found.loop
     # nothing goes over shared memory or to another lane
     assert found.count("LDS", "STS", "SHFL", "BAR") == 0, found.loop
-    # shifts and moves may be IMADs, products may not, but for an address
+    # shifts and moves may be IMADs, products may not, but for the four addresses
     products = found.count("IMAD") - found.count("IMAD.SHL", "IMAD.U32", "IMAD.MOV", "IMAD.X")
-    assert products - found.count("IMAD.IADD") <= 2, found.loop
+    assert products - found.count("IMAD.IADD") <= 4, found.loop
 
 
 @pytest.mark.parametrize("codec", ["fp4-mx", "fp4-nv"])

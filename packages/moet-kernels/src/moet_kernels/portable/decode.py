@@ -2,6 +2,8 @@
 
 A program takes a tile of one expert's rows. It belongs to a pair (token, k); only the program of
 the first pair with that expert works, for all of them, so that grouping needs no kernel of its own.
+Neither the number of pairs nor where ids lie is compiled in: one kernel serves every step, and
+none is compiled while a graph is captured.
 """
 
 import triton
@@ -88,7 +90,7 @@ def swiglu(gate, up, limit, CLAMP: tl.constexpr):
     return gate / (1 + tl.exp(-gate)) * up
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"], do_not_specialize_on_alignment=["ids"])
 def gate_up(
     x,
     ids,
@@ -206,7 +208,7 @@ def _down_rows(
     return result
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"], do_not_specialize_on_alignment=["ids"])
 def down(
     activated,
     ids,
@@ -281,7 +283,7 @@ def down(
         tl.store(at, result, mask=exists[None, :] & (row < HIDDEN)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["weights", "ids"])
 def combine(
     parts,
     weights,

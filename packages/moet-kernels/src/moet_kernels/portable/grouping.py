@@ -32,7 +32,7 @@ def _matches(ids, expert, pairs, BLOCK: tl.constexpr):
     return tl.sum(found, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"], do_not_specialize_on_alignment=["ids"])
 def mark(
     ids,
     base_slot_of,
@@ -63,7 +63,7 @@ def mark(
         tl.atomic_add(missing, 1, mask=routed & (present == 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"], do_not_specialize_on_alignment=["ids"])
 def count(
     ids,
     base_slot_of,
@@ -84,7 +84,7 @@ def count(
     tl.store(counts + expert, tl.where(present, found, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "groups"], do_not_specialize_on_alignment=["ids"])
 def sort(
     ids,
     counts,
