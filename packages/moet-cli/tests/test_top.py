@@ -411,7 +411,7 @@ class TestOnce:
         assert (code, err) == (0, "")
         assert pages.asked == ["/metrics"] * 2
         first, second, *table = out.splitlines()
-        assert re.fullmatch(re.escape(pages.url) + r", the last 0\.\d s", first)
+        assert re.fullmatch(re.escape(pages.url) + r", the last \d+\.\d s", first)
         assert second == (
             "3 running, 7 waiting; decode 0.0 tokens/s, prompts 0.0 tokens/s; KV cache 12.5 %"
         )
@@ -602,7 +602,7 @@ class TestUntilStopped:
         process.send_signal(signal.SIGINT)
         done = moet.finish(process)
         assert (done.code, done.err) == (0, "")
-        assert all(re.search(r", the last \d\.\d s$", head) for head in heads)
+        assert all(re.search(r", the last \d+\.\d s$", head) for head in heads)
         assert "\x1b" not in done.out
 
     @pytest.mark.parametrize(("signum", "wanted"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -645,7 +645,7 @@ class TestUntilStopped:
         os.close(ours)
         assert (process.returncode, err) == (0, b"")
         assert f"{pages.url}, now" in shown
-        assert shown.count("the last 0.") >= 3
+        assert shown.count("the last ") >= 3
         assert "\x1b[1A" in shown, "the cursor goes up to renew the view"
         assert "\x1b[?25l" in shown, "the cursor is hidden"
 
