@@ -6,7 +6,7 @@ import msgspec
 
 from moet_core.errors import ConfigError
 
-__all__ = ["ExpertFormat", "expert_format"]
+__all__ = ["ExpertFormat", "exact_codec", "expert_format"]
 
 
 class ExpertFormat(msgspec.Struct, frozen=True):
@@ -29,6 +29,14 @@ class ExpertFormat(msgspec.Struct, frozen=True):
 FLOAT = ExpertFormat("float", ("weight",))
 MXFP4 = ExpertFormat("mxfp4", ("weight", "weight_scale"))
 NVFP4 = ExpertFormat("nvfp4", ("weight", "weight_scale", "weight_scale_2"), ("input_scale",))
+
+
+_EXACT_CODECS = {"mxfp4": "fp4-mx", "nvfp4": "fp4-nv"}
+
+
+def exact_codec(source: ExpertFormat) -> str | None:
+    """Return the codec that holds a checkpoint's values without a loss, None if there is none."""
+    return _EXACT_CODECS.get(source.source)
 
 
 def _fp8_block(quant_config: Any) -> ExpertFormat:

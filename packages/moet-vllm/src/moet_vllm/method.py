@@ -36,13 +36,30 @@ class MoetExpertsMethod(FusedMoEMethodBase):
     The checkpoint's parameter names exist as empty parameters, so that every model's own
     `load_weights` finds them; what is loaded into them goes to the staging area, which turns each
     expert into its row as soon as the expert's last tensor has arrived.
+
+    Args:
+        moe: vLLM's settings of the layer.
+        config: The plugin's settings.
+        source: How the checkpoint stores the experts.
+        dummy: Whether there is no checkpoint (`--load-format dummy`).
+        drafter_codec: Codec of a drafter's experts, None in the main stack. A drafter's layer has
+            a pool of its own, whatever `config` says, and is not part of the `converted` event.
     """
 
     def __init__(
-        self, moe: FusedMoEConfig, config: MoetConfig, source: ExpertFormat, dummy: bool
+        self,
+        moe: FusedMoEConfig,
+        config: MoetConfig,
+        source: ExpertFormat,
+        dummy: bool,
+        *,
+        drafter_codec: str | None = None,
     ) -> None:
         super().__init__(moe)
         self.config = config
+        self.codec = drafter_codec or config.experts
+        self.is_drafter = drafter_codec is not None
+        self.is_resident = config.is_resident and not self.is_drafter
         self.source = source
         self.dummy = dummy
         self.moe_quant_config = FUSED_MOE_UNQUANTIZED_CONFIG
@@ -72,7 +89,7 @@ class MoetExpertsMethod(FusedMoEMethodBase):
         **extra_weight_attrs: Any,
     ) -> None:
         """Make room for the layer's rows: a pool of its own, or the rank's if there is one."""
-        layout = row_layout(self.config.experts, hidden_size, intermediate_size_per_partition)
+        layout = row_layout(self.codec, hidden_size, intermediate_size_per_partition)
         self.layout = layout
         target = self._target(layer, num_experts)
         for matrix in ("w13", "w2"):
@@ -91,10 +108,11 @@ class MoetExpertsMethod(FusedMoEMethodBase):
             tp_size=parallel.tp_size,
         )
         self.started = time.perf_counter()
-        report.expect_layer(layer.layer_name)
+        if not self.is_drafter:
+            report.expect_layer(layer.layer_name)
 
     def _target(self, layer: Any, experts_: int) -> RowTarget:
-        if self.config.is_resident:
+        if self.is_resident:
             build = current_build()
             if build is None:
                 raise ConfigError(
@@ -114,6 +132,8 @@ class MoetExpertsMethod(FusedMoEMethodBase):
         if self.dummy:
             self.staging.fill_random()
         conversion = self.staging.finish()
+        if self.is_drafter:
+            return
         world = get_world_group()
         report.finish_layer(
             layer.layer_name,
@@ -146,7 +166,7 @@ class MoetExpertsMethod(FusedMoEMethodBase):
         Returns:
             `[tokens, hidden]` in the dtype of `x`, this tensor-parallel rank's partial sum.
         """
-        if self.config.is_resident:
+        if self.is_resident:
             limit = layer.swiglu_limit or 0.0
             return resident_experts(x, topk_weights, topk_ids, layer.layer_name, limit)
         return experts(
@@ -157,7 +177,7 @@ class MoetExpertsMethod(FusedMoEMethodBase):
             layer.moet_slot_of,
             hidden=self.layout.hidden,
             intermediate=self.layout.intermediate,
-            codec=self.config.experts,
+            codec=self.codec,
             swiglu_limit=layer.swiglu_limit,
         )
 

@@ -6,7 +6,7 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Put our RoutedExperts in the place of vLLM's and name our parsers and encodings.
+    """Put our RoutedExperts and heads in the place of vLLM's and name our parsers and encodings.
 
     Without a `moet` config and with other parsers vLLM behaves as stock.
     """
@@ -16,6 +16,7 @@ def register() -> None:
     try:
         from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
 
+        from moet_vllm.drafter_head import MoetParallelLMHead
         from moet_vllm.parsers.registration import register_encodings, register_parsers
         from moet_vllm.routed_experts import MoetRoutedExperts
     except ImportError:
@@ -26,5 +27,7 @@ def register() -> None:
         return
     if "RoutedExperts" not in op_registry_oot:
         PluggableLayer.register_oot(MoetRoutedExperts, name="RoutedExperts")
+    if "ParallelLMHead" not in op_registry_oot:
+        PluggableLayer.register_oot(MoetParallelLMHead, name="ParallelLMHead")
     register_parsers()
     register_encodings()

@@ -15,6 +15,13 @@ __all__ = ["ExpertStaging", "PoolRows", "RowTarget"]
 
 MATRICES = {"w1": "gate", "w3": "up", "w2": "down"}
 
+# Random bytes of a codec's scales, from and below, and its tensor scale: weights of about 2**-9.
+_RANDOM_SCALES = {
+    "w2": (114, 119, 0.0),
+    "fp4-mx": (114, 119, 0.0),
+    "fp4-nv": (0x34, 0x3C, 2.0**-11),
+}
+
 
 class RowTarget(Protocol):
     """Where the rows of a layer go."""
@@ -131,8 +138,12 @@ class ExpertStaging:
         generator = torch.Generator(device=self.target.device).manual_seed(0)
         rows = self.target.all_rows()
         rows.random_(0, 256, generator=generator)
+        low, high, tensor_scale = _RANDOM_SCALES[self.layout.codec]
         for section in (self.layout.scales13, self.layout.scales2):
-            rows[:, section.slice].random_(114, 119, generator=generator)
+            rows[:, section.slice].random_(low, high, generator=generator)
+        if self.layout.tensor_scales.length:
+            scales = torch.tensor([tensor_scale] * 3 + [0.0], dtype=torch.float32)
+            rows[:, self.layout.tensor_scales.slice] = scales.view(torch.uint8).to(rows.device)
         rows[:, self.layout.payload_bytes :] = 0
         self._done = set(range(self.target.experts))
         self.target.complete()
