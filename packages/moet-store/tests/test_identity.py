@@ -164,5 +164,5 @@ def test_the_record_of_the_right_checkpoint_is_found_among_others(checkpoint, pa
 
 def test_an_identity_needs_every_file(checkpoint):
     (checkpoint / "two.safetensors").unlink()
-    with pytest.raises(ValueError, match="two.safetensors has no digest"):
+    with pytest.raises(ValueError, match=r"two\.safetensors has no digest"):
         identity_of(checkpoint_files(checkpoint))

@@ -268,7 +268,9 @@ def wrap_forward(runner: Any, worker: MoetWorker) -> None:
                 tensor.copy_(copy)
 
         assert positions is not None
-        return resident.step(run, positions.shape[-1], restore)
+        tokens = positions.shape[-1]
+        prompt = tokens > runner.input_batch.num_reqs * runner.uniform_decode_query_len
+        return resident.step(run, tokens, restore, prompt=prompt)
 
     runner._model_forward = model_forward
 

@@ -40,13 +40,14 @@ def main() -> None:
         worker_cls="moet_vllm.worker.MoetWorker",
         scheduler_cls="moet_vllm.scheduler.make_scheduler",
     )
-    greedy = SamplingParams(temperature=0, max_tokens=6, min_tokens=6)
+    greedy = SamplingParams(temperature=0, max_tokens=6, min_tokens=6, logprobs=1)
 
     def ask(*prompts: str) -> list[dict[str, Any]]:
         found = []
         for request in llm.generate(list(prompts), greedy, use_tqdm=False):
             output = request.outputs[0]
             answer = {"tokens": list(output.token_ids), "finish": output.finish_reason}
+            answer["logprob"] = output.cumulative_logprob
             found.append(answer | {"label": request.kv_transfer_params})
         return found
 

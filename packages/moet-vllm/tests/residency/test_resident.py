@@ -181,7 +181,7 @@ def test_random_steps_under_faults_are_right_or_failed(model, open_store):
     def plan():
         if choose.random() >= trouble["level"]:
             return None
-        return choose.choice([errno.EIO, errno.EAGAIN, errno.EINTR, -1, -1])
+        return choose.choice([errno.EIO, errno.EIO, errno.EAGAIN, errno.EINTR, -1])
 
     failed = right_after_failure = 0
     previous_failed = False
@@ -193,7 +193,7 @@ def test_random_steps_under_faults_are_right_or_failed(model, open_store):
             slots = choose.randint(EXPERTS, ALL)
             ring = choose.choice([2, 4, 6])
             resident = model.resident(slots, store, ring=ring)
-        trouble["level"] = choose.choice([0.0, 0.0, 0.02, 0.2])
+        trouble["level"] = choose.choice([0.0, 0.0, 0.1, 0.5])
         which = choose.randrange(len(inputs))
         got = model.step(resident, inputs[which])
         if resident.failure is None:
@@ -206,7 +206,7 @@ def test_random_steps_under_faults_are_right_or_failed(model, open_store):
         resident.check_integrity()
         if hasattr(store, "check_integrity"):
             store.check_integrity()
-    assert failed > steps // 100, f"only {failed} steps of {steps} failed"
+    assert failed > steps // 50, f"only {failed} steps of {steps} failed"
     assert right_after_failure > failed // 4
 
 

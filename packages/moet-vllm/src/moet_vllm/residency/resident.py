@@ -113,7 +113,7 @@ class ResidentExperts:
         self.failure: MoetError | None = None
         self.lacking = 0
         self._agree = agree or (lambda value: value)
-        self._streaming = False
+        self._streaming = self._prompt = False
         self._promoting: dict[Key, Move] = {}
 
     @property
@@ -121,18 +121,27 @@ class ResidentExperts:
         """Whether the pass that runs now, or is about to, fetches layer by layer."""
         return self._streaming
 
-    def step(self, run: Callable[[], T], tokens: int, restore: Callable[[], object]) -> T:
+    def step(
+        self,
+        run: Callable[[], T],
+        tokens: int,
+        restore: Callable[[], object],
+        *,
+        prompt: bool = False,
+    ) -> T:
         """Run one step and return what its last pass returned.
 
         Args:
             run: Runs one forward pass; it must be repeatable once `restore` was called.
             tokens: Tokens of the pass, padding included.
             restore: Puts the pass's inputs back as they were.
+            prompt: The step reads prompts: what it wants says little of what decoding will want.
 
         Returns:
             The result, which counts only if `failure` is None afterwards.
         """
         self._begin()
+        self._prompt = prompt
         if self.shape.working_set(tokens) > self.shape.slots:
             output = self._stream_step(run)
         else:
@@ -314,7 +323,7 @@ class ResidentExperts:
             output = run()
         finally:
             self._streaming = False
-        self.policy.note(self.pool.take_wanted())
+        self.policy.note(self.pool.take_wanted(), prompt=self._prompt)
         if self._agree(FAIL if self.failure else 0):
             self.failure = self.failure or MoetError("Another rank could not read an expert.")
         return output
