@@ -127,8 +127,8 @@ class MoetWorker(StockWorker):
         if self.resident is not None:
             seconds = build.config.report_seconds
             self.telemetry = Telemetry(self.resident, self.rank, seconds)
-            self.telemetry.started()
             self._preload(build.config)
+            self.telemetry.started()
 
     def _close_pool(self) -> None:
         assert self.resident is not None
@@ -278,6 +278,7 @@ def wrap_forward(runner: Any, worker: MoetWorker) -> None:
 def _check_engine(vllm_config: VllmConfig, v2_runner: bool) -> None:
     """Refuse what a pool cannot serve."""
     scheduler = vllm_config.scheduler_config.scheduler_cls
+    drafts = vllm_config.speculative_config
     faults = [
         (v2_runner, "vLLM's second model runner", "unset VLLM_USE_V2_MODEL_RUNNER"),
         (
@@ -291,9 +292,9 @@ def _check_engine(vllm_config: VllmConfig, v2_runner: bool) -> None:
             "serve it without pool and packs",
         ),
         (
-            vllm_config.speculative_config is not None,
-            "speculative decoding beside a pool of experts",
-            "leave --speculative-config out",
+            drafts is not None and drafts.method != "mtp",
+            f"speculative decoding by {drafts.method if drafts else None}",
+            "only the model's own MTP layers draft beside a pool",
         ),
         (
             vllm_config.kv_transfer_config is not None,

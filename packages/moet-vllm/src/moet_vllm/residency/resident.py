@@ -251,12 +251,12 @@ class ResidentExperts:
                 return output
             if report >= STREAM:
                 restore()
-                return self._stream_step(run)
+                return self._stream_step(run, counted=True)
             if report <= self.tolerance:
                 self.lacking = report
                 self.counts.degraded += report > 0
+                self.counts.repaired += number > 0
                 return output
-            self.counts.repaired += not number
         raise MoetError(
             f"A step still misses experts after {number + 1} passes over {number - 1} layers. "
             "Each pass makes one more layer's routing final, so the passes differ: is there a "
@@ -315,14 +315,18 @@ class ResidentExperts:
         self.policy.publish(moves)
         self.pool.set_table(self.policy.slot_of)
 
-    def _stream_step(self, run: Callable[[], T]) -> T:
+    def _stream_step(self, run: Callable[[], T], *, counted: bool = False) -> T:
+        """Run a step layer by layer; `counted` says that what it wants was counted before."""
         self.counts.streamed += 1
         self.counts.passes += 1
+        before = self.counts.wanted, self.counts.missed
         self._streaming = True
         try:
             output = run()
         finally:
             self._streaming = False
+        if counted:
+            self.counts.wanted, self.counts.missed = before
         self.policy.note(self.pool.take_wanted(), prompt=self._prompt)
         if self._agree(FAIL if self.failure else 0):
             self.failure = self.failure or MoetError("Another rank could not read an expert.")
@@ -374,7 +378,7 @@ class ResidentExperts:
         if self.failure is None:
             slots = torch.tensor(list(keys.values()), dtype=torch.int32, device=table.device)
             table[chunk] = slots
-        self.counts.brought += len(chunk)
+            self.counts.brought += len(chunk)
         self.counts.stall_seconds += time.perf_counter() - started
         return table
 
