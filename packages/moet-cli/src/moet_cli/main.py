@@ -8,6 +8,7 @@ from typing import Any
 import click
 import msgspec
 
+from moet_cli.bench_kernels import add_command as add_bench_kernels
 from moet_cli.interrupts import Interrupted, raising
 from moet_cli.kernels import kernels
 from moet_cli.machine import find_commit, installed_versions
@@ -139,7 +140,7 @@ def recipes_show(output: Output, name: str) -> None:
 
 @cli.group("bench", cls=Group)
 def bench() -> None:
-    """Measure a recipe or the codecs, into a result file."""
+    """Measure a recipe, the codecs or the kernels, into a result file."""
 
 
 @command(bench, "run", cls=_ServingCommand)
@@ -184,6 +185,7 @@ def bench_codecs(
 
 
 add_pack_commands(command, cli, bench)
+add_bench_kernels(command, bench)
 
 
 @command(bench, "parsers")

@@ -9,8 +9,10 @@ from moet_core.errors import ConfigError
 
 __all__ = [
     "BACKENDS",
+    "capability",
     "choose_backend",
     "has_async_matrix_units",
+    "runs_on_gpu",
     "runs_portable",
     "shared_memory_bytes",
     "usable_backends",
@@ -33,12 +35,16 @@ def capability(device: torch.device) -> tuple[int, int] | None:
     return torch.cuda.get_device_capability(device)
 
 
+def runs_on_gpu(device: torch.device) -> bool:
+    """Whether a device is a GPU that the Triton kernels run on."""
+    found = capability(device)
+    return found is not None and found >= _PORTABLE_SINCE
+
+
 def runs_portable(device: torch.device) -> bool:
     """Whether the Triton kernels run on a device; on a CPU, only in Triton's interpreter."""
-    found = capability(device)
-    if found is None:
-        return device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
-    return found >= _PORTABLE_SINCE
+    interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    return interpreted or runs_on_gpu(device)
 
 
 def has_async_matrix_units(number: int) -> bool:

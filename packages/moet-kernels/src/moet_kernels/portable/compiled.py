@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 
 from moet_core.codecs import codec_names
 from moet_core.row import row_layout
-from moet_kernels.portable import decode, layer, many, prefill
+from moet_kernels.portable import decode, few, many, prefill
 from moet_kernels.portable.tier import row_constants
 
 __all__ = ["ARCHITECTURES", "KERNELS", "Compiled", "compile_kernel"]
@@ -63,11 +63,11 @@ def compile_kernel(
     intermediate: int = 2048,
     top_k: int = 8,
 ) -> Compiled:
-    """Compile a kernel for an architecture (90 for sm_90) as the launches in `layer` would.
+    """Compile a kernel for an architecture as its launches in `few` and `many` would.
 
     Args:
         name: One of KERNELS.
-        number: The architecture.
+        number: The architecture, 90 for sm_90.
         codec: Codec of the base tier.
         fine: Codec of the fine tier, None for none.
         hidden: H.
@@ -84,7 +84,7 @@ def compile_kernel(
         "FINE": tiers[1] if fine else (),
         "TOP_K": top_k,
         "CLAMP": False,
-        "PAIRS": triton.next_power_of_2(layer.DECODE_TOKENS * top_k),
+        "PAIRS": triton.next_power_of_2(few.DECODE_TOKENS * top_k),
     }
     if name.endswith("_tiles"):
         kernel = getattr(prefill, name)
@@ -94,9 +94,7 @@ def compile_kernel(
         options = {"num_warps": getattr(shape, f"{which}_warps"), "num_stages": shape.stages}
     else:
         kernel = getattr(decode, name)
-        launch = layer.launch_options(
-            layer.GATE_UP_SHAPE if name == "gate_up" else layer.DOWN_SHAPE
-        )
+        launch = few.launch_options(few.GATE_UP_SHAPE if name == "gate_up" else few.DOWN_SHAPE)
         constants |= {key: launch.pop(key) for key in ("BLOCKS", "WARPS")}
         options = launch
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}

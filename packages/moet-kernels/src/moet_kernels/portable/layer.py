@@ -1,32 +1,16 @@
 """Launches of the portable kernels for one expert layer; nothing here waits for the device."""
 
-from typing import Any, NamedTuple
-
 import torch
 import triton
 from torch import Tensor
 
-from moet_kernels.portable import decode, ptx
+from moet_kernels.portable import decode
+from moet_kernels.portable.few import DECODE_TOKENS, few_parts
 from moet_kernels.portable.many import many_parts, mark_routed
-from moet_kernels.portable.tier import Tier, row_constants
+from moet_kernels.portable.tier import Tier
 
-__all__ = ["DECODE_TOKENS", "add_parts", "combine_parts", "expert_layer"]
+__all__ = ["add_parts", "combine_parts", "expert_layer"]
 
-DECODE_TOKENS = 16
-"""Most tokens that the decode kernels take; a token's result is the same for every number."""
-
-
-class StreamShape(NamedTuple):
-    """How a decode kernel is cut: row blocks of a program (of each of gate and up), warps."""
-
-    blocks: int
-    warps: int
-    stages: int = 1
-    registers: int | None = None
-
-
-GATE_UP_SHAPE = StreamShape(2, 4)
-DOWN_SHAPE = StreamShape(4, 4)
 _COMBINE_BLOCK = 1024
 
 _PARTS_BYTES = 2**30
@@ -119,61 +103,3 @@ def combine_parts(
             enable_fp_fusion=False,  # multiplied, then added: what plain torch does
         )
     return out
-
-
-def few_parts(
-    parts: Tensor,
-    x: Tensor,
-    topk_ids: Tensor,
-    base: Tier,
-    fine: Tier | None,
-    swiglu_limit: float,
-    missing: Tensor,
-    wanted: Tensor,
-    gate_up: StreamShape = GATE_UP_SHAPE,
-    down: StreamShape = DOWN_SHAPE,
-) -> None:
-    """Set the rows of parts whose expert is present, for at most `DECODE_TOKENS` tokens."""
-    hidden, intermediate = base.layout.hidden, base.layout.intermediate
-    pairs, top_k = topk_ids.numel(), topk_ids.shape[1]
-    activated = torch.empty(pairs, intermediate, dtype=torch.bfloat16, device=x.device)
-    other = fine or base
-    tables = (topk_ids, base.slot_of, base.pool, other.slot_of, other.pool)
-    counts = (pairs, len(base.slot_of), ptx.W2_LEVELS)
-    constants: dict[str, Any] = {
-        "HIDDEN": hidden,
-        "INTERMEDIATE": intermediate,
-        "BASE": row_constants(base.layout),
-        "FINE": row_constants(fine.layout) if fine else (),
-        # one size for all numbers of tokens, so that there is one kernel
-        "PAIRS": triton.next_power_of_2(DECODE_TOKENS * top_k),
-    }
-    tiles = triton.cdiv(intermediate, 16 * gate_up.blocks)
-    decode.gate_up[(tiles, pairs)](
-        x,
-        *tables,
-        activated,
-        missing,
-        wanted,
-        *counts,
-        swiglu_limit,
-        TOP_K=top_k,
-        CLAMP=swiglu_limit > 0,
-        **constants,
-        **launch_options(gate_up),
-    )
-    tiles = triton.cdiv(hidden, 16 * down.blocks)
-    decode.down[(tiles, pairs)](
-        activated, *tables, parts, *counts, **constants, **launch_options(down)
-    )
-
-
-def launch_options(shape: StreamShape) -> dict[str, Any]:
-    """Return the arguments of a launch that follow from a shape."""
-    return {
-        "BLOCKS": shape.blocks,
-        "WARPS": shape.warps,
-        "num_warps": shape.warps,
-        "num_stages": shape.stages,
-        "maxnreg": shape.registers,
-    }

@@ -64,11 +64,15 @@ def many_parts(
     base: Tier,
     fine: Tier | None,
     swiglu_limit: float,
+    shape: TileShape | None = None,
 ) -> None:
-    """Set the rows of parts float32 [T * k, H] whose expert is present."""
+    """Set the rows of parts float32 [T * k, H] whose expert is present; see `layer.add_parts`.
+
+    `shape` is `tile_shape`'s choice by default.
+    """
     hidden, intermediate = base.layout.hidden, base.layout.intermediate
     pairs, top_k, experts = topk_ids.numel(), topk_ids.shape[1], len(base.slot_of)
-    shape = tile_shape(_architecture(x.device), pairs, experts)
+    shape = shape or tile_shape(_architecture(x.device), pairs, experts)
     order, expert_of = _sorted(topk_ids, base, fine, shape.group)
     other = fine or base
     base_x = _arranged(x, base)
