@@ -30,19 +30,17 @@ POOL_SHARE, ARENA_SHARE = 0.25, 0.25
 WAYS = ("rows in memory", "writing packs", "from packs", "from packs, expert shards deleted")
 
 
-def anonymous_bytes() -> int:
-    """Return the memory of this process that no file backs."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("no RssAnon in /proc/self/status")
+def memory_without_files() -> int:
+    """Return the memory of this process that no file backs, the arena's mapping included."""
+    parts = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return sum(int(parts[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem"))
 
 
 class PeakMemory:
     """The most memory while a block runs, above what there was before, every millisecond."""
 
     def __enter__(self) -> "PeakMemory":
-        self.before = self.peak = anonymous_bytes()
+        self.before = self.peak = memory_without_files()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
@@ -54,7 +52,7 @@ class PeakMemory:
 
     def _sample(self) -> None:
         while not self._stop.is_set():
-            self.peak = max(self.peak, anonymous_bytes())
+            self.peak = max(self.peak, memory_without_files())
             time.sleep(0.001)
 
 
@@ -75,10 +73,14 @@ def start(model: Path, moet: dict[str, Any]) -> dict[str, float]:
         found["load bytes"] = memory.peak - memory.before
         found.update({f"{what} seconds": took for what, took in self.phases.items()})
         shape = self.resident.shape
-        found["row bytes"] = shape.row.row_bytes
-        found["pool bytes"] = (shape.slots + shape.ring) * shape.row.row_bytes
-        found["all bytes"] = shape.all_experts * shape.row.row_bytes
-        found["layer bytes"] = shape.experts * shape.row.row_bytes
+        pool = (shape.slots + shape.ring) * shape.row.row_bytes
+        host = self.resident.store.host_bytes
+        rest = sum(p.nbytes for p in self.model_runner.get_model().parameters())
+        found["pool bytes"] = pool
+        found["host store bytes"] = host
+        found["rest of the model bytes"] = rest
+        above = found["load bytes"] - pool - host - rest
+        found["above all of these layers"] = above / (shape.experts * shape.row.row_bytes)
 
     worker.MoetWorker.load_model = load_model
     started = time.perf_counter()
@@ -143,14 +145,16 @@ def main() -> None:
     measurements = [
         measurement(
             f"{way}: {what.rpartition(' ')[0]}",
-            {"seconds": "s", "bytes": "MB"}[what.rpartition(" ")[2]],
+            {"seconds": "s", "bytes": "MB", "layers": "layers"}[what.rpartition(" ")[2]],
             [value / (1e6 if what.endswith("bytes") else 1) for value in values],
         )
         for (way, what), values in samples.items()
     ]
     notes = (
-        "load: memory that no file backs, above what there was before the model was loaded; the "
-        "model without its routed experts, pool, arena and staging buffers are part of it.",
+        "load (MB): the most memory that no file backs while the model loaded, above what there was "
+        "before; it holds the pool too, since the device is the CPU",
+        "above all of these: what remains of it after pool, host store (arena and staging, or all "
+        "rows) and the model without its experts, in layers of 64 experts",
     )
     write_result(args.out, run_result("residency-boot", began, measurements, notes=notes))
 

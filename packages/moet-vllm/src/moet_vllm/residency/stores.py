@@ -26,6 +26,10 @@ class HostStore(Protocol):
     def description(self) -> str:
         """Say for people where rows wait."""
 
+    @property
+    def host_bytes(self) -> int:
+        """Host memory that the store holds."""
+
     def begin_step(self) -> None:
         """End the former step: the memory of rows handed out in it may be reused."""
 
@@ -90,7 +94,12 @@ class PinnedStore:
     @property
     def description(self) -> str:
         """Say for people where rows wait."""
-        return f"memory ({len(self._region) / 2**30:.2f} GiB)"
+        return f"memory ({self.host_bytes / 2**30:.2f} GiB)"
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory that the store holds."""
+        return len(self._region)
 
     def begin_step(self) -> None:
         """Do nothing: rows never move."""
@@ -166,6 +175,12 @@ class PackStore:
             return reads
         arena = self._arena.arena
         return f"an arena of {arena.slots * arena.row_bytes / 2**30:.2f} GiB over {reads}"
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory that the store holds."""
+        arena = self._arena.arena.slots if self._arena is not None else 0
+        return (len(self._buffers) + arena) * self.row_bytes
 
     def begin_step(self) -> None:
         """Take what has arrived; rows that were read ahead in vain stay while there is room."""
