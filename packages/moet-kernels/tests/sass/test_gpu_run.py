@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import types
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,9 @@ from moet_kernels.sass.bundle import add_kernel, new_plan, plan_faults, write_ca
 from moet_kernels.sass.cases import copy_case
 from moet_kernels.sass.cubin import Cubin
 from moet_kernels.sass.gpu.case import Image, read_plan
-from moet_kernels.sass.gpu.driver import DriverError
+from moet_kernels.sass.gpu.driver import Device, DriverError
 from moet_kernels.sass.gpu.run import run_bundle
-from moet_kernels.sass.gpu.task import Clock, run_task
+from moet_kernels.sass.gpu.task import Clock, crashed_at, run_task
 from moet_kernels.sass.gpu.tasks import task_rows
 from moet_kernels.sass.operands import parse
 from moet_kernels.sass.table import committed_table
@@ -108,8 +109,16 @@ def outcomes(parts):
     return {row["variant"]: row["outcome"] for row in parts["own"]}
 
 
-def test_all_is_well(run):
+def test_all_is_well(run, monkeypatch):
+    launches, launch = Counter(), Device.launch
+
+    def counted(device, function, *rest):
+        launches[function] += 1
+        launch(device, function, *rest)
+
+    monkeypatch.setattr(Device, "launch", counted)
     parts, said = run()
+    assert min(sorted(launches.values())[-2:]) >= 1000  # safe and tuned
     assert outcomes(parts) == {"twin": "ok", "safe": "ok", "tuned": "ok"}
     assert "copy tuned: 1 cases, 0 bytes differ from the emulator" in said
     assert parts["broken"] == []
@@ -191,6 +200,25 @@ def test_a_crash_among_the_faults_costs_that_fault_alone(run, bundle):
     assert sorted(found) == list(range(len(plan["faults"])))
     assert [fault for fault, outcome in found.items() if outcome == "crashed"] == [1]
     assert set(found.values()) == {"same", "crashed"}
+
+
+def test_a_twin_that_crashes_is_not_explained(run):
+    parts, _ = run(least_count=200)
+    assert set(outcomes(parts).values()) == {"crashed"}
+    assert {broken["variant"] for broken in parts["broken"]} == {"safe", "tuned"}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "rows", "wanted"),
+    [
+        ("ok", [{"begun": 3}], None),
+        ("crashed", [{"begun": 3}], 3),
+        ("hung", [{"begun": 2}, {"case": "c"}], None),
+        ("crashed", [], None),
+    ],
+)
+def test_where_a_task_ended(outcome, rows, wanted):
+    assert crashed_at({"outcome": outcome, "rows": rows}) == wanted
 
 
 def test_a_run_without_time_says_so(run):

@@ -54,6 +54,18 @@ def test_an_overwritten_source(header, table):
     assert kinds(header + body.format("0", "0-----"), table) == set()
 
 
+def test_a_result_that_arrived_says_that_the_source_was_read():
+    # Compiled code of sm_120a never gives LDS both scoreboards; the one for its result must do.
+    text = (
+        ".arch sm_120a\n.kernel k\n.registers 32\n"
+        "MOV R10, 0x400\nLDS R20, [R10]\nMOV R10, RZ\nEXIT\n"
+    )
+    program = parse_source(text)
+    _, load, overwrite, _ = tuned(program, committed_table(program.arch)).statements
+    assert load.control.boards == "W"
+    assert overwrite.control.wait == 1 << load.control.write
+
+
 def test_a_branch_needs_its_stall(header, table):
     assert kinds(header + "[B------:R-:W-:-:S01] EXIT\n", table) == {"short stall"}
 

@@ -1,10 +1,12 @@
 import msgspec
 import pytest
 
+from moet_kernels.sass.cases import kernel_source
 from moet_kernels.sass.control import Control, parse_control
 from moet_kernels.sass.errors import SassError
 from moet_kernels.sass.operands import parse
 from moet_kernels.sass.precedent import seen_marks, unprecedented
+from moet_kernels.sass.schedule import safe, tuned
 from moet_kernels.sass.table import committed_table
 
 PLAIN = Control(4)
@@ -87,6 +89,19 @@ def test_a_stall_that_no_compiler_wrote(pace, arch):
 def test_a_scoreboard_that_does_not_exist(arch):
     found = said("LDG.E R4, desc[UR8][R2.64]", arch, Control(4, write=6))
     assert found == ["write scoreboard 6; there are 6."]
+
+
+@pytest.mark.parametrize("name", ["copy", "w2_gemm_bf16", "w2_gemm_e4m3"])
+@pytest.mark.parametrize("schedule", [safe, tuned])
+def test_our_kernels_have_precedent(name, schedule):
+    program = kernel_source(name)
+    table = committed_table(program.arch)
+    found = [
+        (statement.text, message)
+        for statement in schedule(program, table).statements
+        for message in unprecedented(statement.instruction, statement.control, table)
+    ]
+    assert found == []
 
 
 def test_an_unknown_form_is_an_error(arch):

@@ -12,7 +12,6 @@ import msgspec
 
 from moet_kernels.sass.cubin import (
     EXIT_OFFSETS,
-    MOST_REGISTERS,
     REGISTER_COUNT,
     RESERVED_REGISTERS,
     Attribute,
@@ -115,7 +114,7 @@ def _raise_registers(
 ) -> None:
     wanted = registers + RESERVED_REGISTERS
     limit = min((a.value for a in attributes if a.code == _REGISTER_LIMIT), default=255)
-    if registers > MOST_REGISTERS or wanted > limit:
+    if wanted > limit:
         raise SassError(
             f"{kernel} names {registers} registers; {RESERVED_REGISTERS} more are reserved, and "
             f"its twin was compiled for {limit} at most."
