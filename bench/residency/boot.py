@@ -151,8 +151,8 @@ def main() -> None:
         for (way, what), values in samples.items()
     ]
     notes = (
-        "load (MB): the most memory that no file backs while the model loaded, above what there was "
-        "before; it holds the pool too, since the device is the CPU",
+        "load (MB): the most memory that no file backs while the model loaded, above what there "
+        "was before; it holds the pool too, since the device is the CPU",
         "above all of these: what remains of it after pool, host store (arena and staging, or all "
         "rows) and the model without its experts, in layers of 64 experts",
     )
