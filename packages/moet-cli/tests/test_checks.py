@@ -79,6 +79,23 @@ class TestModel:
         assert check("demo")["model"].endswith("13.1 MB, nvfp4 experts, complete")
 
 
+class TestDrafts:
+    def test_none_unless_asked_for(self, check, model):
+        assert check(str(model))["drafts"] == "none"
+
+    def test_who_drafts_is_said(self, check):
+        found = check("demo", "speculative_tokens=2")["drafts"]
+        assert found == "2 token(s) a step, by 1 MTP layer(s)"
+
+    def test_a_model_that_comes_later(self, check):
+        found = check("demo", "model=owner/name", "speculative_tokens=1")["drafts"]
+        assert found == "1 token(s) a step, by MTP layers that are not here yet"
+
+    def test_a_model_that_has_no_drafter(self, check, model):
+        with pytest.raises(ConfigError, match="needs a model that drafts for itself"):
+            check(str(model), "speculative_tokens=1")
+
+
 class TestMemory:
     def test_the_kv_cache_counts(self, check):
         assert check("demo")["memory"] == "2.5 GiB needed at least, 64.0 GiB available"

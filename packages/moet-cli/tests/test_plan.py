@@ -114,6 +114,22 @@ class TestCommand:
             *("--worker-cls", "moet_vllm.worker.MoetWorker", "--seed", "3"),
         )
 
+    def test_drafts_become_vllms_speculative_config(self):
+        command = server_command(resolve("demo", ["speculative_tokens=2"]), "/model")
+        drafts = json.loads(command[command.index("--speculative-config") + 1])
+        assert drafts == {"method": "mtp", "num_speculative_tokens": 2}
+
+    def test_no_drafts_no_speculative_config(self):
+        assert "--speculative-config" not in server_command(resolve("demo"), "/model")
+
+    @pytest.mark.parametrize(
+        "words", [["--speculative-config", "{}"], ["--speculative_config.method=mtp"], ["-sc={}"]]
+    )
+    def test_drafts_are_set_in_one_way_only(self, words):
+        with pytest.raises(UsageError, match="both say what drafts; leave one out"):
+            resolve("demo", ["speculative_tokens=1"], words)
+        assert resolve("demo", [], words).vllm_arguments == tuple(words)
+
     def test_additional_config_holds_ours_and_the_users(self):
         plan = resolve("demo", [], ["--additional-config", '{"other": 1}'])
         *_, flag, config = server_command(plan, "/model")

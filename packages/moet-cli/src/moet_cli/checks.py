@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from moet_cli.drafter import check_mtp_layers
 from moet_cli.machine import available_memory, gpus, installed_vllm
 from moet_cli.model import kind_of, local_folder
 from moet_cli.options import OPTIONS, Source, Target
@@ -41,6 +42,7 @@ def run_checks(plan: Plan) -> list[Check]:
         "vllm": _vllm,
         "gpus": _gpus,
         "model": _model,
+        "drafts": _drafts,
         "port": _port,
         "memory": _memory,
     }
@@ -106,6 +108,17 @@ def _model(plan: Plan) -> str:
     what = f", {info.source_format} experts" if info.source_format else ""
     whole = f"{len(absent)} shards only in packs" if absent else "complete"
     return f"{folder}: {info.tensors} tensors, {info.total_bytes / 1e6:.1f} MB{what}, {whole}"
+
+
+def _drafts(plan: Plan) -> str:
+    tokens = plan["speculative_tokens"]
+    if not tokens:
+        return "none"
+    folder = local_folder(plan["model"])
+    by = "MTP layers that are not here yet"
+    if folder is not None:
+        by = f"{check_mtp_layers(folder)} MTP layer(s)"
+    return f"{tokens} token(s) a step, by {by}"
 
 
 def absent_shards(plan: Plan, folder: Path) -> list[str]:

@@ -99,6 +99,12 @@ OPTIONS: dict[str, Option] = {
             1800.0,
             "seconds until the server must have answered its first request",
         ),
+        _launcher(
+            "speculative_tokens",
+            Annotated[int, msgspec.Meta(ge=0)],
+            0,
+            "tokens that the model's own MTP layers draft for each step (0: none)",
+        ),
         _launcher("log", str, "", "file for the server's output (empty: one in the state folder)"),
         _moet(
             "experts",

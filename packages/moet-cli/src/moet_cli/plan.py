@@ -27,6 +27,7 @@ _ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",  # a folder called vllm in the current one must not hide the package
     "PYTHONUNBUFFERED": "1",  # the log must hold what was said before a death
 }
+_SPECULATIVE = "--speculative-config"
 _OFFLINE = {"HF_HUB_OFFLINE": "1"}  # the model is here: a start must not depend on the network
 
 
@@ -85,6 +86,8 @@ def resolve(target: str, settings: Sequence[str] = (), vllm_arguments: Sequence[
         _put(values, *parse_setting(setting), Source.COMMAND_LINE)
     for name, value in arguments.values.items():
         _put(values, OPTIONS[name], value, Source.VLLM_ARGUMENT)
+    if values["speculative_tokens"].value:
+        _check_only_drafts(arguments.rest)
     if values["port"].value == 0:
         port = free_port(values["host"].value)
         values["port"] = msgspec.structs.replace(values["port"], value=port)
@@ -104,6 +107,9 @@ def server_command(plan: Plan, model: str) -> tuple[str, ...]:
     for name, option in OPTIONS.items():
         if option.target is Target.FLAG and plan[name] is not None:
             flags += _flag(option, plan[name])
+    if plan["speculative_tokens"]:
+        drafts = {"method": "mtp", "num_speculative_tokens": plan["speculative_tokens"]}
+        flags += [_SPECULATIVE, msgspec.json.encode(drafts).decode()]
     config = {**plan.additional_config, "moet": json.loads(msgspec.json.encode(plan.moet))}
     if plan["experts"] != "native":
         flags += ["--worker-cls", WORKER]
@@ -150,6 +156,16 @@ def _recipe(target: str) -> Recipe | None:
         unknown_name("recipe", target, recipe_names())
         + " A model is a folder or a Hugging Face id (owner/name)."
     )
+
+
+def _check_only_drafts(vllm_arguments: Sequence[str]) -> None:
+    """Refuse vLLM's own way to set drafts beside `speculative_tokens`."""
+    for word in vllm_arguments:
+        flag = word.partition("=")[0].partition(".")[0].replace("_", "-")
+        if flag in (_SPECULATIVE, "-sc"):
+            raise UsageError(
+                f"{word} after `--` and speculative_tokens both say what drafts; leave one out."
+            )
 
 
 def _put(values: dict[str, Value], option: Option, value: Any, source: Source) -> None:
