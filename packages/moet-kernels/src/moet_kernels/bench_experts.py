@@ -176,9 +176,7 @@ def _gemms(model: ModelGeometry, tier: Tier, batch: Batch) -> Callable[[], None]
     limit = model.swiglu_limit or 0.0
     if len(batch.x) > DECODE_TOKENS:
         return partial(many_parts, parts, batch.x, batch.ids, tier, None, limit)
-    missing = torch.zeros(1, dtype=torch.int32, device="cuda")
-    wanted = torch.zeros(model.experts, dtype=torch.uint8, device="cuda")
-    return partial(few_parts, parts, batch.x, batch.ids, tier, None, limit, missing, wanted)
+    return partial(few_parts, parts, batch.x, batch.ids, tier, None, limit)
 
 
 def _check(layer: Callable[[Batch, str], Tensor], batch: Batch, what: str) -> None:

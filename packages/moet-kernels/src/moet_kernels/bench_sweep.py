@@ -62,15 +62,12 @@ Cases = Iterator[tuple[str, Sequence[Callable[[], object]]]]
 
 
 def _decode_cases(tier: Tier, made: list[Batch], limit: float) -> Cases:
-    missing = torch.zeros(1, dtype=torch.int32, device="cuda")
-    wanted = torch.zeros(len(tier.slot_of), dtype=torch.uint8, device="cuda")
-    counters = limit, missing, wanted
-    activated = [launch_gate_up(b.x, b.ids, tier, None, *counters) for b in made]
+    activated = [launch_gate_up(b.x, b.ids, tier, None, limit) for b in made]
     parts = torch.empty(made[0].ids.numel(), tier.layout.hidden, device="cuda")
     for shape in STREAM_SHAPES:
         yield (
             f"gate-up, {_described(shape)}",
-            [partial(launch_gate_up, b.x, b.ids, tier, None, *counters, shape) for b in made],
+            [partial(launch_gate_up, b.x, b.ids, tier, None, limit, shape=shape) for b in made],
         )
         yield (
             f"down, {_described(shape)}",

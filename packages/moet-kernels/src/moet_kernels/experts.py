@@ -60,8 +60,8 @@ def experts(
         backend: "reference" or "portable"; by default portable for bfloat16 on NVIDIA GPUs of
             sm_80 and newer, else reference.
 
-    The portable backend never waits for the device: it cannot refuse ids out of range, and counts
-    them as absent experts instead.
+    The portable backend never waits for the device: it cannot refuse ids out of range, but such
+    an id adds to `missing` as an absent expert does.
 
     Raises:
         ConfigError: Unknown codec, impossible sizes, or a backend that cannot run here.
@@ -69,16 +69,14 @@ def experts(
     """
     if swiglu_limit is not None and swiglu_limit <= 0:
         raise ValueError(f"swiglu_limit must be positive or None, got {swiglu_limit}")
-    counter = missing if missing is not None else torch.zeros(1, dtype=torch.int64, device=x.device)
-    marks = wanted if wanted is not None else torch.zeros_like(slot_of, dtype=torch.uint8)
     return torch.ops.moet.experts(
         x,
         topk_weights,
         topk_ids,
         pool,
         slot_of,
-        counter,
-        marks,
+        missing,
+        wanted,
         hidden,
         intermediate,
         codec,
@@ -124,10 +122,6 @@ def add_parts(
     layout = row_layout(codec, hidden, intermediate)
     if choose_backend(x, backend) == "portable":
         _check(x, topk_ids, pool, slot_of, layout)
-        counters: dict[str, Any] = {
-            "missing": torch.zeros(1, dtype=torch.int32, device=x.device),
-            "wanted": torch.zeros_like(slot_of, dtype=torch.uint8),
-        }
         tier = Tier(pool, slot_of.contiguous(), layout)
         _portable().add_parts(
             parts,
@@ -136,7 +130,6 @@ def add_parts(
             tier,
             None,
             swiglu_limit=swiglu_limit or 0.0,
-            **counters,
         )
         return
     top_k = topk_ids.shape[1]
@@ -172,8 +165,8 @@ def _experts_op(
     topk_ids: Tensor,
     pool: Tensor,
     slot_of: Tensor,
-    missing: Tensor,
-    wanted: Tensor,
+    missing: Tensor | None,
+    wanted: Tensor | None,
     hidden: int,
     intermediate: int,
     codec: str,
@@ -211,8 +204,8 @@ def _(
     topk_ids: Tensor,
     pool: Tensor,
     slot_of: Tensor,
-    missing: Tensor,
-    wanted: Tensor,
+    missing: Tensor | None,
+    wanted: Tensor | None,
     hidden: int,
     intermediate: int,
     codec: str,
@@ -240,13 +233,14 @@ def _reference_layer(
     fine: Tier | None,
     *,
     swiglu_limit: float,
-    missing: Tensor,
-    wanted: Tensor,
+    missing: Tensor | None,
+    wanted: Tensor | None,
 ) -> Tensor:
     """Return the weighted sum of each token's experts; arguments of the portable twin."""
     _check_values(topk_ids, base)
     routed = topk_ids.unique()
-    wanted[routed] = 1
+    if wanted is not None:
+        wanted[routed] = 1
     parts = x.new_zeros(topk_ids.numel(), base.layout.hidden, dtype=torch.float32)
     tiers, slots = [base], base.slot_of
     if fine is not None:
@@ -254,7 +248,8 @@ def _reference_layer(
         in_fine = fine.slot_of >= 0
         slots = torch.where(in_fine, fine.slot_of, base.slot_of)
         tiers = [fine, base._replace(slot_of=torch.where(in_fine, -1, base.slot_of))]
-    missing += (slots[routed] < 0).sum()
+    if missing is not None:
+        missing += (slots[routed] < 0).sum()
     for tier in tiers:
         add_parts(
             parts,
@@ -289,8 +284,8 @@ def _check_all(
     topk_ids: Tensor,
     base: Tier,
     fine: Tier | None,
-    missing: Tensor,
-    wanted: Tensor,
+    missing: Tensor | None,
+    wanted: Tensor | None,
 ) -> None:
     """Check what can be checked without waiting for the device."""
     for tier in (base, fine) if fine else (base,):
@@ -305,11 +300,13 @@ def _check_all(
             f"topk_weights and topk_ids must be [{len(x)}, k], "
             f"got {list(topk_weights.shape)} and {list(topk_ids.shape)}"
         )
-    if missing.dtype not in (torch.int32, torch.int64) or missing.shape != (1,):
+    if missing is not None and (
+        missing.dtype not in (torch.int32, torch.int64) or missing.shape != (1,)
+    ):
         raise ValueError(
             f"missing must be int32 or int64 [1], got {missing.dtype} {list(missing.shape)}"
         )
-    if wanted.dtype != torch.uint8 or wanted.shape != base.slot_of.shape:
+    if wanted is not None and (wanted.dtype != torch.uint8 or wanted.shape != base.slot_of.shape):
         raise ValueError(
             f"wanted must be uint8 {list(base.slot_of.shape)}, "
             f"got {wanted.dtype} {list(wanted.shape)}"

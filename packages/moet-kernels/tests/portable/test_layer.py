@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from moet_core.codecs import codec_names
-from moet_kernels.experts import add_parts, combine_parts
+from moet_kernels.experts import add_parts, combine_parts, experts
 from moet_kernels.portable.interpret import call
 
 FEW, MANY = 4, 17
@@ -145,6 +145,15 @@ def test_ids_and_counters_may_have_either_width(case, portable):
     narrow = portable(batch)
     assert torch.equal(wide.out, narrow.out)
     assert wide.wanted == narrow.wanted
+
+
+@pytest.mark.parametrize("tokens", [FEW, MANY])
+def test_counters_may_be_left_out(case, portable, process, tokens):
+    batch = case(tokens, slots=[0, -1, 2, -1, 4, 5])
+    args, options = batch.arguments()
+    options |= {"missing": None, "wanted": None, "backend": "portable"}
+    bare = process.submit(call, experts, args, options).result()[0]
+    assert torch.equal(bare, portable(batch).out)
 
 
 def test_no_tokens_give_no_rows(case, portable):

@@ -84,6 +84,8 @@ def compile_kernel(
         "FINE": tiers[1] if fine else (),
         "TOP_K": top_k,
         "CLAMP": False,
+        "COUNT": True,
+        "MARK": True,
         "PAIRS": triton.next_power_of_2(few.DECODE_TOKENS * top_k),
     }
     if name.endswith("_tiles"):

@@ -111,14 +111,17 @@ def gate_up(
     BASE: tl.constexpr,
     FINE: tl.constexpr,
     CLAMP: tl.constexpr,
+    COUNT: tl.constexpr,
+    MARK: tl.constexpr,
     PAIRS: tl.constexpr,
     BLOCKS: tl.constexpr,
     WARPS: tl.constexpr,
 ):
     """Write silu(gate(x)) * up(x), bfloat16 [pairs, I], of a tile of rows and one expert's pairs.
 
-    Also sets `wanted` of the expert, and counts it in `missing` if it has no slot. Grid:
-    (tiles of BLOCKS * 16 rows, pairs). BASE and FINE are `row_constants`, FINE () without one.
+    With MARK, also sets `wanted` of the expert; with COUNT, counts it in `missing` if it has no
+    slot. BASE and FINE are `row_constants`, FINE () without one. Grid: (tiles of BLOCKS * 16
+    rows, pairs).
     """
     tile = tl.program_id(0)
     pair = tl.program_id(1)
@@ -131,8 +134,10 @@ def gate_up(
     if len(FINE) > 0:
         fine = slot_or_absent(fine_slot_of, expert, experts)
     if tile == 0:
-        tl.store(wanted + expert, 1, mask=(expert >= 0) & (expert < experts))
-        tl.atomic_add(missing, 1, mask=(base < 0) & (fine < 0))
+        if MARK:
+            tl.store(wanted + expert, 1, mask=(expert >= 0) & (expert < experts))
+        if COUNT:
+            tl.atomic_add(missing, 1, mask=(base < 0) & (fine < 0))
     if (base < 0) & (fine < 0):
         return
     for start in range(0, tl.sum(same.to(tl.int32)), 8):

@@ -52,8 +52,8 @@ def few_parts(
     base: Tier,
     fine: Tier | None,
     swiglu_limit: float,
-    missing: Tensor,
-    wanted: Tensor,
+    missing: Tensor | None = None,
+    wanted: Tensor | None = None,
 ) -> None:
     """Set the rows of parts whose expert is present; see `layer.add_parts`."""
     activated = launch_gate_up(x, topk_ids, base, fine, swiglu_limit, missing, wanted)
@@ -66,8 +66,8 @@ def launch_gate_up(
     base: Tier,
     fine: Tier | None,
     swiglu_limit: float,
-    missing: Tensor,
-    wanted: Tensor,
+    missing: Tensor | None = None,
+    wanted: Tensor | None = None,
     shape: StreamShape = GATE_UP_SHAPE,
 ) -> Tensor:
     """Return silu(gate(x)) * up(x) of each pair, bfloat16 [T * k, I]; absent experts' are unset."""
@@ -78,14 +78,16 @@ def launch_gate_up(
         x,
         *_tables(topk_ids, base, fine),
         activated,
-        missing,
-        wanted,
+        topk_ids if missing is None else missing,  # not touched then
+        topk_ids if wanted is None else wanted,
         pairs,
         len(base.slot_of),
         ptx.W2_LEVELS,
         swiglu_limit,
         TOP_K=top_k,
         CLAMP=swiglu_limit > 0,
+        COUNT=missing is not None,
+        MARK=wanted is not None,
         **_constants(topk_ids, base, fine),
         **launch_options(shape),
     )

@@ -42,11 +42,13 @@ def mark(
     pairs,
     experts,
     FINE: tl.constexpr,
+    COUNT: tl.constexpr,
+    MARK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Set `wanted` of every expert routed to and count the absent among them. Grid: (experts + 1,).
+    """Set `wanted` of every expert routed to (MARK) and count the absent among them (COUNT).
 
-    The last program counts ids that name no expert, as one absent expert.
+    The last program counts ids that name no expert, as one absent expert. Grid: (experts + 1,).
     """
     expert = tl.program_id(0)
     if expert == experts:
@@ -55,12 +57,15 @@ def mark(
             place = start + tl.arange(0, BLOCK)
             other = tl.load(ids + place, mask=place < pairs, other=0).to(tl.int32)
             strangers += ((other < 0) | (other >= experts)).to(tl.int32)
-        tl.atomic_add(missing, 1, mask=tl.sum(strangers, 0) > 0)
+        if COUNT:
+            tl.atomic_add(missing, 1, mask=tl.sum(strangers, 0) > 0)
     else:
         routed = _matches(ids, expert, pairs, BLOCK) > 0
-        tl.store(wanted + expert, 1, mask=routed)
-        present = _present(base_slot_of, fine_slot_of, expert, experts, FINE)
-        tl.atomic_add(missing, 1, mask=routed & (present == 0))
+        if MARK:
+            tl.store(wanted + expert, 1, mask=routed)
+        if COUNT:
+            present = _present(base_slot_of, fine_slot_of, expert, experts, FINE)
+            tl.atomic_add(missing, 1, mask=routed & (present == 0))
 
 
 @triton.jit(do_not_specialize=["pairs"], do_not_specialize_on_alignment=["ids"])

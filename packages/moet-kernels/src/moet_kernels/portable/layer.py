@@ -1,5 +1,7 @@
 """Launches of the portable kernels for one expert layer; nothing here waits for the device."""
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -25,8 +27,8 @@ def add_parts(
     fine: Tier | None,
     *,
     swiglu_limit: float,
-    missing: Tensor,
-    wanted: Tensor,
+    missing: Tensor | None = None,
+    wanted: Tensor | None = None,
 ) -> None:
     """Set the rows of parts whose expert is present; see `moet_kernels.experts.add_parts`.
 
@@ -57,15 +59,19 @@ def expert_layer(
     fine: Tier | None,
     *,
     swiglu_limit: float,
-    missing: Tensor,
-    wanted: Tensor,
+    missing: Tensor | None = None,
+    wanted: Tensor | None = None,
 ) -> Tensor:
     """Return the weighted sum of each token's experts, bfloat16 [T, H]; see `add_parts`."""
     tokens, top_k = topk_ids.shape
     at_a_time = max(DECODE_TOKENS, _PARTS_BYTES // (4 * base.layout.hidden * max(top_k, 1)))
     if tokens <= at_a_time:
         parts = torch.empty(tokens * top_k, x.shape[1], dtype=torch.float32, device=x.device)
-        options = {"swiglu_limit": swiglu_limit, "missing": missing, "wanted": wanted}
+        options: dict[str, Any] = {
+            "swiglu_limit": swiglu_limit,
+            "missing": missing,
+            "wanted": wanted,
+        }
         add_parts(parts, x, topk_ids, base, fine, **options)
         return combine_parts(parts, topk_weights, topk_ids, base, fine)
     mark_routed(topk_ids, base, fine, missing, wanted)  # of all portions, so that none counts twice

@@ -40,19 +40,27 @@ def tile_shape(number: int, pairs: int, experts: int) -> TileShape:
 
 
 def mark_routed(
-    topk_ids: Tensor, base: Tier, fine: Tier | None, missing: Tensor, wanted: Tensor
+    topk_ids: Tensor,
+    base: Tier,
+    fine: Tier | None,
+    missing: Tensor | None,
+    wanted: Tensor | None,
 ) -> None:
     """Set `wanted` of every expert routed to, and count the distinct absent ones in `missing`."""
+    if missing is None and wanted is None:
+        return
     experts = len(base.slot_of)
     grouping.mark[(experts + 1,)](
         topk_ids,
         base.slot_of,
         (fine or base).slot_of,
-        missing,
-        wanted,
+        topk_ids if missing is None else missing,  # not touched then
+        topk_ids if wanted is None else wanted,
         topk_ids.numel(),
         experts,
         FINE=fine is not None,
+        COUNT=missing is not None,
+        MARK=wanted is not None,
         BLOCK=_SCAN_BLOCK,
     )
 
