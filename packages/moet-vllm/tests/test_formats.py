@@ -7,7 +7,7 @@ import pytest
 from vllm.model_executor.layers.quantization import get_quantization_config
 
 from moet_core.errors import ConfigError
-from moet_vllm.formats import expert_format
+from moet_vllm.formats import exact_codec, expert_format
 
 PREFIX = "model.layers.3.mlp.experts"
 
@@ -67,3 +67,12 @@ def test_an_unknown_quantisation_is_refused_with_what_is_known() -> None:
     other = SimpleNamespace(get_name=lambda: "gguf")
     with pytest.raises(ConfigError, match=r'"gguf" \(layer model\.layers\.3.*NVFP4'):
         expert_format(other, PREFIX)
+
+
+def test_only_fp4_has_an_exact_codec() -> None:
+    assert exact_codec(expert_format(nvfp4([]), PREFIX)) == "fp4-nv"
+    assert (
+        exact_codec(expert_format(config("mxfp4", {"quant_method": "mxfp4"}), PREFIX)) == "fp4-mx"
+    )
+    assert exact_codec(expert_format(None, PREFIX)) is None
+    assert exact_codec(expert_format(fp8(weight_block_size=[128, 128]), PREFIX)) is None

@@ -2,15 +2,17 @@
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from moet_core import row as golden
 from moet_core.errors import TensorError
-from moet_core.row import RowLayout, row_layout
-from moet_core.sources import FloatSource, Fp8Source, Mxfp4Source, Nvfp4Source
-from moet_vllm.formats import FLOAT, MXFP4, NVFP4, ExpertFormat
+from moet_core.row import row_layout
+from moet_core.sources import FloatSource, Fp8Source, Mxfp4Source, Nvfp4Source, to_float64
+from moet_vllm.formats import FLOAT, MXFP4, NVFP4, ExpertFormat, exact_codec
 from moet_vllm.staging import MATRICES, ExpertStaging, PoolRows
 from moet_vllm.synthetic import _quantise, _Random
 
@@ -35,8 +37,8 @@ def checkpoint(source: str) -> Tensors:
     return tensors
 
 
-def staging(source: str, rank: int = 0, size: int = 1) -> ExpertStaging:
-    layout = row_layout("w2", HIDDEN, INTERMEDIATE // size)
+def staging(source: str, rank: int = 0, size: int = 1, codec: str = "w2") -> ExpertStaging:
+    layout = row_layout(codec, HIDDEN, INTERMEDIATE // size)
     pool = torch.full((EXPERTS, layout.row_bytes), 0xAA, dtype=torch.uint8)
     return ExpertStaging(
         LAYER, FORMATS[source], layout, PoolRows(pool), zeros="auto", tp_rank=rank, tp_size=size
@@ -50,7 +52,9 @@ def load(stage: ExpertStaging, tensors: Tensors, order: Iterator[tuple[int, str,
         stage.load(name, shard, expert, tensors[expert, shard, suffix])
 
 
-def golden_row(source: str, tensors: Tensors, expert: int, rank: int, size: int) -> bytes:
+def sources(source: str, tensors: Tensors, expert: int) -> list[Any]:
+    """The gate, up and down matrix of an expert as the golden functions take them."""
+
     def matrix(shard: str) -> object:
         def get(suffix: str) -> object:
             tensor = tensors[expert, shard, suffix]
@@ -66,8 +70,12 @@ def golden_row(source: str, tensors: Tensors, expert: int, rank: int, size: int)
             return Mxfp4Source(shard, get("weight"), get("weight_scale"))
         return Nvfp4Source(shard, get("weight"), get("weight_scale"), get("weight_scale_2"))
 
-    sources = (matrix(shard) for shard in MATRICES)
-    return golden.encode_expert("w2", *sources, rank=rank, size=size).tobytes()
+    return [matrix(shard) for shard in MATRICES]
+
+
+def golden_row(source: str, tensors: Tensors, expert: int, rank: int, size: int) -> bytes:
+    matrices = sources(source, tensors, expert)
+    return golden.encode_expert("w2", *matrices, rank=rank, size=size).tobytes()
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -85,6 +93,21 @@ def test_rows_equal_the_golden_rows_in_any_order_of_arrival(source: str, size: i
             assert bytes(stage.target.all_rows()[expert].numpy()) == wanted, (
                 f"expert {expert}, rank {rank}"
             )
+
+
+@pytest.mark.parametrize(("source", "codec"), [("mxfp4", "fp4-mx"), ("nvfp4", "fp4-nv")])
+def test_rows_of_an_exact_codec_hold_the_checkpoints_values(source: str, codec: str) -> None:
+    assert exact_codec(FORMATS[source]) == codec
+    tensors = checkpoint(source)
+    stage = staging(source, codec=codec)
+    load(stage, tensors, iter(tensors))
+    stage.finish()
+    for expert in range(EXPERTS):
+        row = stage.target.all_rows()[expert].numpy()
+        w13, w2 = golden.decode_row(stage.layout, row)
+        gate, up, down = (to_float64(matrix) for matrix in sources(source, tensors, expert))
+        assert np.array_equal(w13, np.concatenate([gate, up])), f"expert {expert}"
+        assert np.array_equal(w2, down), f"expert {expert}"
 
 
 def test_one_expert_at_a_time_is_held_where_they_come_one_after_the_other() -> None:
@@ -157,10 +180,12 @@ def test_a_scale_that_overflows_bf16_is_refused() -> None:
         load(staging("mxfp4"), tensors, iter(tensors))
 
 
-def test_random_rows_have_scales_that_serve() -> None:
-    stage = staging("bf16")
+@pytest.mark.parametrize("codec", ["w2", "fp4-mx", "fp4-nv"])
+def test_random_rows_have_moderate_weights(codec: str) -> None:
+    stage = staging("nvfp4", codec=codec)
     stage.fill_random()
-    layout: RowLayout = stage.layout
-    scales = stage.target.all_rows()[:, layout.scales13.slice]
-    assert 114 <= int(scales.min()) <= int(scales.max()) <= 118
     assert stage.finish().experts == EXPERTS
+    for row in stage.target.all_rows():
+        for weights in golden.decode_row(stage.layout, row.numpy()):
+            spread = float(weights.std())
+            assert 2**-11 < spread < 2**-7, f"{codec}: wanted about 2**-9, got {spread}"

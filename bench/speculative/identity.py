@@ -1,0 +1,156 @@
+"""Compares greedy answers with and without drafts, token for token and logit for logit.
+
+    PYTHONPATH=bench python -m speculative.identity --result FILE
+
+Eight prompts of 3 to 128 tokens get 64 tokens each; then, prefix caching being on, each prompt is
+asked again with three quarters of its answer behind it. Without drafts, and with one, two and
+three; all experts in place, and over pools; prompts whole, and in pieces of 48 tokens.
+"""
+
+import argparse
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from moet_cli.machine import describe_machine, find_commit, installed_versions
+from moet_core.results import Measurement, Result, measurement, recorded_command, write_result
+from moet_vllm import tinymoe
+from speculative.engine import Answer, Answers, Job, run
+
+LENGTHS = (3, 9, 17, 33, 40, 64, 100, 128)
+WHOLE, PIECES = 2304, 48
+DRAFTS = (1, 2, 3)
+ROW = 8192 / 2**30  # GiB of an expert of TinyMoE
+LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
+    "all resident": ({}, WHOLE),
+    "all resident, in pieces": ({}, PIECES),
+    "half in the pool": ({"pool": 256 * ROW, "report_seconds": 0}, WHOLE),
+    "half in the pool, in pieces": ({"pool": 256 * ROW, "report_seconds": 0}, PIECES),
+    "an eighth in the pool": ({"pool": 64 * ROW, "report_seconds": 0}, WHOLE),
+}
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """Where two answers part, and by how much the first one's token was ahead there, in nats."""
+
+    answer: int
+    position: int
+    nats: float
+
+
+def prompts() -> list[list[int]]:
+    """Return the beginnings of eight held-out Python texts, as token ids."""
+    tokenizer = Tokenizer.from_file(str(tinymoe.CHECKPOINT / "tokenizer.json"))
+    texts = [text.text for text in tinymoe.held_out().texts if text.kind == "python"]
+    encoded = (tokenizer.encode(text, add_special_tokens=False).ids for text in texts)
+    return [ids[:length] for ids, length in zip(encoded, LENGTHS, strict=False)]
+
+
+def first_difference(number: int, wanted: Answer, got: Answer) -> Difference | None:
+    """Return where an answer leaves the wanted one."""
+    for position, (token, other) in enumerate(zip(wanted.tokens, got.tokens, strict=True)):
+        if token != other:
+            best = wanted.logprobs[position]
+            lead = best[str(token)] - best.get(str(other), float("-inf"))
+            return Difference(number, position, lead)
+    return None
+
+
+def compare(name: str, wanted: Answers, got: Answers) -> tuple[list[Measurement], list[Difference]]:
+    """Compare all answers; log probabilities up to where an answer leaves the wanted one.
+
+    Prompts of the second turn hold first answers, so that they are alike where those are.
+    """
+    parted = [
+        first_difference(number, a, b)
+        for number, (a, b) in enumerate(zip(wanted.answers, got.answers, strict=True))
+        if a.prompt == b.prompt
+    ]
+    apart = [
+        abs(best[str(token)] - other[str(token)])
+        for a, b in zip(wanted.answers, got.answers, strict=True)
+        for token, other_token, best, other in zip(
+            a.tokens, b.tokens, a.logprobs, b.logprobs, strict=True
+        )
+        if a.prompt == b.prompt and token == other_token
+    ]
+    figures = {
+        "answers compared": float(len(parted)),
+        "answers that differ": float(sum(found is not None for found in parted)),
+        "tokens equal": float(len(apart)),
+        "largest difference in log probability": max(apart),
+    }
+    units = ("answers", "answers", "tokens", "nats")
+    measured = [
+        measurement(f"{figure}: {name}", unit, [value])
+        for (figure, value), unit in zip(figures.items(), units, strict=True)
+    ]
+    return measured, [found for found in parted if found is not None]
+
+
+def main() -> None:
+    """Run all layouts from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--result", type=Path, required=True)
+    parser.add_argument("--layouts", type=lambda text: text.split(";"), default=list(LAYOUTS))
+    args = parser.parse_args()
+    started = datetime.now(UTC)
+    measured: list[Measurement] = []
+    parted: list[str] = []
+    for layout in args.layouts:
+        moet, budget = LAYOUTS[layout]
+        found = {
+            drafts: run(
+                Job(
+                    model=str(tinymoe.CHECKPOINT),
+                    moet=moet,
+                    drafts=drafts,
+                    budget=budget,
+                    prompts=prompts(),
+                    turns=2,
+                )
+            )
+            for drafts in (0, *DRAFTS)
+        }
+        for drafts in DRAFTS:
+            name = f"{layout}, k={drafts}"
+            figures, differences = compare(name, found[0], found[drafts])
+            measured += figures
+            measured.append(
+                measurement(f"prompt tokens cached: {name}", "tokens", [found[drafts].cached])
+            )
+            for each in differences:
+                parted.append(
+                    f"{name}: answer {each.answer} parts at position {each.position}, where the "
+                    f"wanted token led by {each.nats:.4f} nat"
+                )
+            print(name, *(f"{each.name.split(':')[0]} {each.median:g};" for each in figures))
+    write_result(
+        args.result,
+        Result(
+            kind="speculative-identity",
+            started=started,
+            finished=datetime.now(UTC),
+            commit=find_commit(),
+            versions=installed_versions(),
+            machine=describe_machine(),
+            command=recorded_command(sys.argv),
+            measurements=tuple(measured),
+            notes=(
+                "TinyMoE, experts=w2, bfloat16, greedy, prefix caching, one thread; 8 prompts of "
+                "64 tokens and 8 more with three quarters of those answers behind them",
+                *(parted or ["no answer differs"]),
+            ),
+        ),
+        force=True,
+    )
+    print("\n".join(parted) or "no answer differs")
+    sys.exit(bool(parted))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""A drafter's layers: which they are, who serves them, and what is refused."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
+
+from moet_core.errors import ConfigError
+from moet_vllm.config import SCHEDULER
+from moet_vllm.drafter_head import is_drafter_head
+from moet_vllm.formats import FLOAT, MXFP4, NVFP4
+from moet_vllm.routed_experts import _drafter_codec, in_main_stack, vllm_method
+from moet_vllm.worker import _check_engine
+
+LAYER = "model.layers.9.mlp.experts"
+
+
+class TestLayers:
+    @pytest.mark.parametrize(
+        ("name", "wanted"),
+        [
+            ("model.layers.8.mlp.experts", True),
+            ("model.layers.9.mlp.experts", False),
+            ("mtp.0.mlp.experts", False),
+        ],
+    )
+    def test_a_drafter_comes_after_the_last_layer(self, name: str, wanted: bool) -> None:
+        text = SimpleNamespace(num_hidden_layers=9)
+        config: Any = SimpleNamespace(model_config=SimpleNamespace(hf_text_config=text))
+        assert in_main_stack(name, config) is wanted
+
+    @pytest.mark.parametrize(
+        ("prefix", "wanted"),
+        [
+            ("model.layers.9.head", True),
+            ("model.layers.61.shared_head.head", True),
+            ("lm_head", False),
+            ("language_model.lm_head", False),
+            ("model.layers.9.header", False),
+            ("", False),
+        ],
+    )
+    def test_a_head_inside_a_layer_stands_in_for_the_models(
+        self, prefix: str, wanted: bool
+    ) -> None:
+        assert is_drafter_head(prefix) is wanted
+
+
+class TestWhoServes:
+    def test_vllms_own_method_where_it_has_a_kernel(self) -> None:
+        method: Any = SimpleNamespace(mxfp4_backend=Mxfp4MoeBackend.MARLIN)
+        assert vllm_method(lambda: method) is method
+
+    def test_no_kernel_as_an_error(self) -> None:
+        def build() -> Any:
+            raise NotImplementedError("No NvFp4 MoE backend supports the deployment configuration.")
+
+        assert vllm_method(build) is None
+
+    def test_no_kernel_as_a_value(self) -> None:
+        method: Any = SimpleNamespace(mxfp4_backend=Mxfp4MoeBackend.NONE)
+        assert vllm_method(lambda: method) is None
+
+    def test_other_errors_are_not_taken_for_it(self) -> None:
+        def build() -> Any:
+            raise ValueError("moe_backend='nonsense' does not exist")
+
+        with pytest.raises(ValueError, match="nonsense"):
+            vllm_method(build)
+
+    def test_fp4_is_kept_exactly(self) -> None:
+        assert _drafter_codec(LAYER, NVFP4) == "fp4-nv"
+        assert _drafter_codec(LAYER, MXFP4) == "fp4-mx"
+
+    def test_what_has_no_exact_codec_is_refused(self) -> None:
+        with pytest.raises(
+            ConfigError, match=r"float experts of the drafter's layer model\.layers"
+        ):
+            _drafter_codec(LAYER, FLOAT)
+
+
+class TestPool:
+    @staticmethod
+    def engine(method: str | None) -> Any:
+        return SimpleNamespace(
+            scheduler_config=SimpleNamespace(scheduler_cls=SCHEDULER),
+            model_config=SimpleNamespace(has_inner_state=False),
+            speculative_config=SimpleNamespace(method=method) if method else None,
+            kv_transfer_config=None,
+        )
+
+    @pytest.mark.parametrize("method", [None, "mtp"])
+    def test_the_models_own_layers_draft_beside_a_pool(self, method: str | None) -> None:
+        _check_engine(self.engine(method), v2_runner=False)
+
+    @pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+    def test_another_model_does_not(self, method: str) -> None:
+        with pytest.raises(ConfigError, match=f"speculative decoding by {method}.*own MTP layers"):
+            _check_engine(self.engine(method), v2_runner=False)
