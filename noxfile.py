@@ -210,8 +210,8 @@ def sass(session: nox.Session) -> None:
         # The toolchain and its commands need no torch and no vLLM, which the packages ask for.
         pip(python, "--no-deps", *editable("moet-core", "moet-kernels", "moet-cli"))
         stamp_file.write_text(stamp)
-    tests_of = ["packages/moet-kernels/tests/sass", "packages/moet-cli/tests/test_kernels.py"]
-    args = session.posargs or [*tests_of, "--durations=5"]
+    commands = [f"packages/moet-cli/tests/test_{name}.py" for name in ("kernels", "kernel_results")]
+    args = session.posargs or ["packages/moet-kernels/tests/sass", *commands, "--durations=5"]
     run(session, str(python), "-m", "pytest", *args)
 
 

@@ -6,7 +6,6 @@ import pytest
 
 import moet_kernels.sass.kernels
 from moet_cli.main import main
-from moet_core.results import read_result
 from moet_kernels.sass.tools import have_tools
 
 SOURCES = Path(moet_kernels.sass.kernels.__file__).parent
@@ -335,31 +334,7 @@ class TestVerify:
         assert done.code == 1
         assert f"{tmp_path / 'copy.cu'}: `nvcc" in done.err
 
-    def test_bundle_and_record_without_a_run(self, kernels, tmp_path):
-        done = kernels("bundle", tmp_path / "bundle")
-        assert done.code == 0, done.err
-        assert done.out.startswith(f"{tmp_path / 'bundle'}: 2 kernels, 5 cases, ")
-        done = kernels("record", tmp_path / "bundle", tmp_path, "--to", tmp_path / "results")
-        assert done.code == 1
-        assert "machine.json cannot be read" in done.err
-
-
-def test_measure_never_replaces_a_file_unasked(kernels, tmp_path):
-    out = tmp_path / "out.json"
-    out.write_text("mine")
-    done = kernels("measure", "--out", out)
-    assert done.code == 1
-    assert "--force replaces it" in done.err
-    assert out.read_text() == "mine"
-
 
 def test_in_a_process_of_its_own(moet):
     done = moet("kernels", "emulate", str(SOURCES / "copy.sass"))
     assert (done.code, done.out, done.err) == (0, "copy: exact\n", "")
-
-
-def test_the_committed_measurement_is_of_a_clean_checkout():
-    path = Path(__file__).parents[3] / "bench/results/sass-corpus.json"
-    result = read_result(path)
-    assert (result.kind, result.commit.dirty) == ("sass-corpus", False)
-    assert result.started < result.finished

@@ -1,20 +1,18 @@
 """`moet kernels`: the SASS toolchain on files."""
 
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from moet_cli import kernel_results as results
 from moet_cli.output import Group, Output, command, make_table
 from moet_core.errors import ConfigError, MoetError, UsageError
 
 if TYPE_CHECKING:  # the toolchain is imported when it is used
-    from moet_core.results import Result
     from moet_kernels.sass.cubin import Cubin
     from moet_kernels.sass.source import Program
     from moet_kernels.sass.table import Table
@@ -166,78 +164,6 @@ def run_verify(output: Output, source: Path) -> None:
     run_emulate(output, source, None, 0, exact=program.kernel != "copy")
 
 
-def run_measure(output: Output, splits: int, out: Path, force: bool) -> None:
-    """Study the corpus of every architecture, into a result file.
-
-    Raises:
-        MoetError: a program of the CUDA toolkit is missing, or the file exists.
-    """
-    from moet_cli.machine import describe_machine, find_commit
-    from moet_core.results import Result, recorded_command
-    from moet_kernels.sass.arch import ARCHITECTURES
-    from moet_kernels.sass.study import measurements_of, study
-
-    if out.exists() and not force:
-        raise ConfigError(f"The result file {out} exists already; --force replaces it.")
-    started = datetime.now(UTC)
-    with tempfile.TemporaryDirectory() as folder:
-        studies = [
-            study(arch, Path(folder) / arch.name, range(splits)) for arch in ARCHITECTURES.values()
-        ]
-    result = Result(
-        kind="sass-corpus",
-        started=started,
-        finished=datetime.now(UTC),
-        commit=find_commit(),
-        versions=studies[0].table.tools,
-        machine=describe_machine(),
-        command=recorded_command(("moet", *sys.argv[1:])),
-        measurements=tuple(m for studied in studies for m in measurements_of(studied)),
-        notes=(
-            "Halves are random halves of the kernels, in every variant each; asked are the "
-            "distinct words of the second half that the first has not.",
-            *(f"Refused on {s.arch}, form: words: {', '.join(s.refused)}." for s in studies),
-        ),
-    )
-    _write(output, out, result, force)
-
-
-def run_bundle(output: Output, folder: Path) -> None:
-    """Make the bundle that `python -m moet_kernels.sass.gpu` runs on a GPU.
-
-    Raises:
-        MoetError: a program of the CUDA toolkit is missing.
-    """
-    from moet_cli.machine import find_commit
-    from moet_kernels.sass.bundle import make_bundle
-
-    plan = make_bundle(folder, find_commit())
-    counts = {name: len(plan[name]) for name in ("kernels", "cases", "faults")}
-    output.result(
-        {"event": "bundle", "folder": str(folder), **counts},
-        f"{folder}: " + ", ".join(f"{count} {name}" for name, count in counts.items()),
-    )
-
-
-def run_record(output: Output, bundle: Path, found: Path, folder: Path, force: bool) -> None:
-    """Make result files of what a GPU gave.
-
-    Raises:
-        MoetError: a part is missing, or a file exists and may not be replaced.
-    """
-    from moet_kernels.sass.record import results_of
-
-    for name, result in results_of(bundle, found).items():
-        _write(output, folder / f"{name}.json", result, force)
-
-
-def _write(output: Output, path: Path, result: "Result", force: bool) -> None:
-    from moet_core.results import write_result
-
-    write_result(path, result, force=force)
-    output.result({"event": "result", "file": str(path), "result": result}, f"result: {path}")
-
-
 def _read(source: Path) -> "Program":
     from moet_kernels.sass.source import parse_source
 
@@ -365,20 +291,27 @@ def verify_command(output: Output, source: Path) -> None:
     run_verify(output, source)
 
 
+@command(kernels, "learn")
+@click.argument("folder", type=_FOLDER)
+def learn_command(output: Output, folder: Path) -> None:
+    """Learn the tables of every architecture anew and write them into FOLDER."""
+    results.run_learn(output, folder)
+
+
 @command(kernels, "measure")
 @click.option("--splits", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True)
 @_force
 def measure_command(output: Output, splits: int, out: Path, force: bool) -> None:
     """Learn the corpus, and halves of it, and write what the tables get right."""
-    run_measure(output, splits, out, force)
+    results.run_measure(output, splits, out, force)
 
 
 @command(kernels, "bundle")
 @click.argument("folder", type=_FOLDER)
 def bundle_command(output: Output, folder: Path) -> None:
     """Write into FOLDER what `python -m moet_kernels.sass.gpu FOLDER OUT` runs on a GPU."""
-    run_bundle(output, folder)
+    results.run_bundle(output, folder)
 
 
 @command(kernels, "record")
@@ -388,4 +321,4 @@ def bundle_command(output: Output, folder: Path) -> None:
 @_force
 def record_command(output: Output, bundle: Path, found: Path, folder: Path, force: bool) -> None:
     """Make result files of what a GPU gave for BUNDLE in FOUND."""
-    run_record(output, bundle, found, folder, force)
+    results.run_record(output, bundle, found, folder, force)
