@@ -4,11 +4,13 @@
 
 Eight prompts of 3 to 128 tokens get 64 tokens each; then, prefix caching being on, each prompt is
 asked again with three quarters of its answer behind it. Without drafts, and with one, two and
-three; all experts in place, and over pools; prompts whole, and in pieces of 48 tokens.
+three; all experts in place, and over pools; prompts whole, and in pieces of 48 tokens. Native is
+stock vLLM on a bf16 copy with the checkpoint's own values.
 """
 
 import argparse
 import sys
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,15 @@ from tokenizers import Tokenizer
 from moet_cli.machine import describe_machine, find_commit, installed_versions
 from moet_core.results import Measurement, Result, measurement, recorded_command, write_result
 from moet_vllm import tinymoe
+from moet_vllm.native import write_bf16_copy
 from speculative.engine import Answer, Answers, Job, run
 
 LENGTHS = (3, 9, 17, 33, 40, 64, 100, 128)
 WHOLE, PIECES = 2304, 48
 DRAFTS = (1, 2, 3)
 ROW = 8192 / 2**30  # GiB of an expert of TinyMoE
-LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
+LAYOUTS: dict[str, tuple[dict[str, Any] | None, int]] = {
+    "native": (None, WHOLE),
     "all resident": ({}, WHOLE),
     "all resident, in pieces": ({}, PIECES),
     "half in the pool": ({"pool": 256 * ROW, "report_seconds": 0}, WHOLE),
@@ -92,6 +96,39 @@ def compare(name: str, wanted: Answers, got: Answers) -> tuple[list[Measurement]
     return measured, [found for found in parted if found is not None]
 
 
+def measure(layout: str, native: Path) -> tuple[list[Measurement], list[str]]:
+    """Serve one layout with all numbers of drafts; return figures, and what differs in words."""
+    moet, budget = LAYOUTS[layout]
+    model = native if moet is None else tinymoe.CHECKPOINT
+    found = {
+        drafts: run(
+            Job(
+                model=str(model),
+                moet=moet,
+                drafts=drafts,
+                budget=budget,
+                prompts=prompts(),
+                turns=2,
+            )
+        )
+        for drafts in (0, *DRAFTS)
+    }
+    measured: list[Measurement] = []
+    parted: list[str] = []
+    for drafts in DRAFTS:
+        name = f"{layout}, k={drafts}"
+        figures, differences = compare(name, found[0], found[drafts])
+        cached = found[drafts].cached
+        measured += [*figures, measurement(f"prompt tokens cached: {name}", "tokens", [cached])]
+        parted += [
+            f"{name}: answer {each.answer} parts at position {each.position}, where the wanted "
+            f"token led by {each.nats:.4f} nat"
+            for each in differences
+        ]
+        print(name, *(f"{each.name.split(':')[0]} {each.median:g};" for each in figures))
+    return measured, parted
+
+
 def main() -> None:
     """Run all layouts from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -101,34 +138,12 @@ def main() -> None:
     started = datetime.now(UTC)
     measured: list[Measurement] = []
     parted: list[str] = []
-    for layout in args.layouts:
-        moet, budget = LAYOUTS[layout]
-        found = {
-            drafts: run(
-                Job(
-                    model=str(tinymoe.CHECKPOINT),
-                    moet=moet,
-                    drafts=drafts,
-                    budget=budget,
-                    prompts=prompts(),
-                    turns=2,
-                )
-            )
-            for drafts in (0, *DRAFTS)
-        }
-        for drafts in DRAFTS:
-            name = f"{layout}, k={drafts}"
-            figures, differences = compare(name, found[0], found[drafts])
+    with tempfile.TemporaryDirectory() as folder:
+        native = write_bf16_copy(tinymoe.CHECKPOINT, Path(folder) / "native")
+        for layout in args.layouts:
+            figures, differences = measure(layout, native)
             measured += figures
-            measured.append(
-                measurement(f"prompt tokens cached: {name}", "tokens", [found[drafts].cached])
-            )
-            for each in differences:
-                parted.append(
-                    f"{name}: answer {each.answer} parts at position {each.position}, where the "
-                    f"wanted token led by {each.nats:.4f} nat"
-                )
-            print(name, *(f"{each.name.split(':')[0]} {each.median:g};" for each in figures))
+            parted += differences
     write_result(
         args.result,
         Result(
@@ -141,8 +156,8 @@ def main() -> None:
             command=recorded_command(sys.argv),
             measurements=tuple(measured),
             notes=(
-                "TinyMoE, experts=w2, bfloat16, greedy, prefix caching, one thread; 8 prompts of "
-                "64 tokens and 8 more with three quarters of those answers behind them",
+                "TinyMoE, experts=w2 unless native, bfloat16, greedy, prefix caching, one thread; "
+                "8 prompts, then the same with three quarters of their answers of 64 tokens behind",
                 *(parted or ["no answer differs"]),
             ),
         ),

@@ -4,7 +4,8 @@ usage: engine_job.py JOB.json OUT.json
 
 The job: `model`, `moet` (the plugin's settings or null), `tensor_parallel`, `pipeline_parallel`,
 `dtype`, `prompts` (lists of token ids), `tokens` (how many to generate), `engine` (more arguments
-of vLLM's LLM), `measure_load` (true: report the memory that loading the experts took).
+of vLLM's LLM; with `speculative_config` the share of accepted drafts at each position is reported),
+`measure_load` (true: report the memory that loading the experts took).
 """
 
 import json
@@ -105,6 +106,11 @@ def main() -> None:
             }
         )
     result: dict[str, Any] = {"answers": answers, "load_seconds": loaded}
+    if "speculative_config" in job.get("engine", {}):
+        found = {metric.name: metric for metric in llm.get_metrics()}
+        steps = found["vllm:spec_decode_num_drafts"].value
+        accepted = found["vllm:spec_decode_num_accepted_tokens_per_pos"].values
+        result["acceptance"] = [count / steps for count in accepted]
     if memory is not None:
         result["load_bytes"] = memory.peak - memory.before
     Path(sys.argv[2]).write_text(json.dumps(result))

@@ -25,7 +25,9 @@ class Comparison(msgspec.Struct, frozen=True):
     largest: float
 
 
-def compare(wanted: list[dict[str, Any]], got: list[dict[str, Any]]) -> Comparison:
+def compare(
+    wanted: list[dict[str, Any]], got: list[dict[str, Any]], tolerance: float = LOGPROB_TOLERANCE
+) -> Comparison:
     """Compare two lists of answers (see engine_job.py), position by position."""
     faults: list[str] = []
     near_ties: list[str] = []
@@ -43,6 +45,6 @@ def compare(wanted: list[dict[str, Any]], got: list[dict[str, Any]]) -> Comparis
                 break
             delta = abs(best - other_logprobs[str(token)])
             compared, largest = compared + 1, max(largest, delta)
-            if delta > LOGPROB_TOLERANCE:
+            if delta > tolerance:
                 faults.append(f"{where}: log probability differs by {delta:.4f}")
     return Comparison(faults, near_ties, compared, largest)

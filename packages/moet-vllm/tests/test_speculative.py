@@ -1,0 +1,74 @@
+"""TinyMoE with its MTP layer drafting: the same tokens, and most drafts are accepted."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_oracle import Comparison, compare
+from tokenizers import Tokenizer
+
+from moet_vllm import tinymoe
+from moet_vllm.config import SCHEDULER, WORKER
+from moet_vllm.events import MARKER
+
+pytestmark = pytest.mark.engine
+
+TOKENS = 48
+HALF = 256 * 8192 / 2**30  # GiB of half of TinyMoE's 512 experts
+POOL = {"worker_cls": WORKER, "scheduler_cls": SCHEDULER}
+# A float32 product of few rows rounds unlike one of many; a verified step has more rows.
+ROUNDING_NATS = 0.1
+
+Run = Callable[..., dict[str, Any]]
+
+
+def prompts() -> list[list[int]]:
+    tokenizer = Tokenizer.from_file(str(tinymoe.CHECKPOINT / "tokenizer.json"))
+    texts = [text.text for text in tinymoe.held_out().texts if text.kind == "python"]
+    encoded = (tokenizer.encode(text, add_special_tokens=False).ids for text in texts)
+    return [ids[:length] for ids, length in zip(encoded, (3, 17, 40, 100), strict=False)]
+
+
+@pytest.fixture(scope="module")
+def serve(run_engine: Run) -> Run:
+    def run(drafts: int, moet: dict[str, Any], model: Path = tinymoe.CHECKPOINT) -> dict[str, Any]:
+        engine: dict[str, Any] = {"disable_log_stats": False, "max_num_batched_tokens": 48}
+        if drafts:
+            engine["speculative_config"] = {"method": "mtp", "num_speculative_tokens": drafts}
+        if "pool" in moet:
+            engine |= POOL
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OMP_NUM_THREADS", "1")
+            patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+            return run_engine(model, moet=moet, prompts=prompts(), tokens=TOKENS, engine=engine)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def plain(serve: Run) -> dict[str, Any]:
+    return serve(0, {})
+
+
+@pytest.mark.parametrize(
+    ("drafts", "moet"), [(3, {}), (1, {"pool": HALF})], ids=["resident", "pool"]
+)
+def test_drafts_change_no_token_and_most_are_accepted(
+    serve: Run,
+    plain: dict[str, Any],
+    comparisons: dict[str, Comparison],
+    drafts: int,
+    moet: dict[str, Any],
+) -> None:
+    got = serve(drafts, moet)
+    assert plain["answers"] is not None, plain["log"]
+    assert got["answers"] is not None, got["log"]
+    found = compare(plain["answers"], got["answers"], ROUNDING_NATS)
+    comparisons[f"k={drafts} against k=0, {moet}"] = found
+    assert not found.faults, found.faults
+    assert found.compared >= len(prompts()) * TOKENS // 2, f"too little is comparable: {found}"
+    assert len(got["acceptance"]) == drafts
+    assert got["acceptance"][0] > 0.6, f"wanted about 0.8 of first drafts, got {got['acceptance']}"
+    converted = [line for line in got["log"].splitlines() if f'{MARKER}{{"event":"conv' in line]
+    assert ['"layers":8,' in line for line in converted] == [True], converted
