@@ -101,14 +101,16 @@ def fp4_pairs(words):
 def step_words(words, WORDS: tl.constexpr):
     """Split words [..., WORDS] of lanes into a tuple of WORDS tensors [...]."""
     if WORDS == 1:
-        return (tl.reshape(words, words.shape[:-1]),)
-    if WORDS == 2:
-        return tl.split(words)
-    halved: tl.constexpr = words.shape[:-1] + [2, 2]  # noqa: RUF005 - Triton knows no starred list
-    even, odd = tl.split(tl.reshape(words, halved))
-    first, third = tl.split(even)
-    second, fourth = tl.split(odd)
-    return first, second, third, fourth
+        split = (tl.reshape(words, words.shape[:-1]),)
+    elif WORDS == 2:
+        split = tl.split(words)
+    else:
+        halved: tl.constexpr = words.shape[:-1] + [2, 2]  # noqa: RUF005 - Triton has no starred list
+        even, odd = tl.split(tl.reshape(words, halved))
+        first, third = tl.split(even)
+        second, fourth = tl.split(odd)
+        split = (first, second, third, fourth)
+    return split
 
 
 @triton.jit
