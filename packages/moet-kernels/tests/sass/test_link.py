@@ -117,7 +117,7 @@ def test_a_twin_that_lists_places_in_its_code_is_refused(program, words):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kernel": "cpy"}, "no section .nv.constant0.cpy"),
+        ({"kernel": "cpy"}, "no section .text.cpy; it has kernels ['copy']"),
         ({"parameters": 24}, "declares 24 bytes of parameters, its twin takes 20"),
         ({"shared": 16}, "declares 16 bytes of shared memory, its twin has 0"),
         ({"arch": SM120A}, "program is for sm_120a, its twin for sm_90a"),
@@ -125,6 +125,13 @@ def test_a_twin_that_lists_places_in_its_code_is_refused(program, words):
 )
 def test_a_twin_that_does_not_fit_is_refused(change, message, program, words):
     assert message in refusal(msgspec.structs.replace(program, **change), words)
+
+
+def test_a_device_function_has_no_parameters():
+    cubin = Cubin(TWIN.read_bytes())
+    assert cubin.parameter_bytes("copy") == 20
+    cubin.section(".nv.constant0.copy").name = "gone"
+    assert cubin.parameter_bytes("copy") == 0
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF", b"MZ" + bytes(200)])

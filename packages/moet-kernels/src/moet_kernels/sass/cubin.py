@@ -135,7 +135,7 @@ class Cubin:
 
     @property
     def kernels(self) -> list[str]:
-        """Names of its functions with code of their own."""
+        """Names of its functions with code of their own, device functions included."""
         return [s.name[6:] for s in self.sections if s.name.startswith(".text.")]
 
     def section(self, name: str) -> _Section:
@@ -200,9 +200,10 @@ class Cubin:
         return sum(sizes) - self.arch.shared_base if sizes else 0
 
     def parameter_bytes(self, kernel: str) -> int:
-        """Bytes of kernel parameters."""
-        bank = self.section(f".nv.constant0.{kernel}")
-        return bank.fields[5] - self.arch.parameters
+        """Bytes of kernel parameters; 0 for a device function, which has no bank for them."""
+        self.section(f".text.{kernel}")
+        sizes = [s.fields[5] for s in self.sections if s.name == f".nv.constant0.{kernel}"]
+        return sum(sizes) - self.arch.parameters if sizes else 0
 
     def set_function_size(self, kernel: str, size: int) -> None:
         """Set the size of a kernel's symbol, and the range that its unwinding entry covers."""

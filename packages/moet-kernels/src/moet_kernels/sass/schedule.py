@@ -19,7 +19,7 @@ from moet_kernels.sass.errors import Flaw, SourceError
 from moet_kernels.sass.hazards import check_hazards
 from moet_kernels.sass.roles import accesses
 from moet_kernels.sass.source import Program, Statement
-from moet_kernels.sass.table import Table
+from moet_kernels.sass.table import Table, Timing
 from moet_kernels.sass.timing import Dependence, Kind, follow, name_of, needed, needed_after_read
 
 __all__ = ["safe", "tuned"]
@@ -68,7 +68,7 @@ def tuned(program: Program, table: Table) -> Program:
         trial = _with(program, controls)
         changed = False
         for found in sorted(follow(trial, table, table.timing), key=lambda f: f.second):
-            changed |= _mend(found, controls, fixed, program, table)
+            changed |= _mend(found, controls, fixed, table.timing)
         if not changed:
             break
     _drop_needless_waits(controls, fixed, program, table)
@@ -135,11 +135,9 @@ def _mend(
     found: Dependence,
     controls: list[Control],
     fixed: set[int],
-    program: Program,
-    table: Table,
+    timing: Timing,
 ) -> bool:
     """Cover one dependence; whether that changed a control field."""
-    timing = table.timing
     if found.kind in (Kind.FIXED, Kind.SIGNAL):
         missing = needed(timing, found.key) - found.cycles
         return missing > 0 and _stall(found, missing, controls, fixed)
@@ -153,7 +151,6 @@ def _mend(
         board = controls[found.first].write
     if found.second in fixed or board == NO_SCOREBOARD:
         return False
-    del program
     waiting = controls[found.second]
     if waiting.wait >> board & 1:
         return False

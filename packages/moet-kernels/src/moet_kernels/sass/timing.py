@@ -12,7 +12,7 @@ path. Cycles are the sum of stalls; waits add more, which only helps. A taken br
 
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -295,9 +295,7 @@ class _Walker:
         self.found[place] = min(cycles, self.found.get(place, cycles))
 
 
-def learn_timing(
-    programs: Iterable[Program], table: Table, progress: Callable[[], None] = lambda: None
-) -> Timing:
+def learn_timing(programs: Iterable[Program], table: Table) -> Timing:
     """Learn from compiled programs which results need scoreboards and how long the others take."""
     programs = list(programs)
     variable, late, stall = set(), set(), dict[str, int]()
@@ -324,7 +322,6 @@ def learn_timing(
             kept = {Kind.FIXED: raw, Kind.SIGNAL: raw, Kind.SOURCE: war}.get(found.kind)
             if kept is not None:
                 kept[found.key] = min(found.cycles, kept.get(found.key, found.cycles))
-        progress()
     taken = {name: tuple(sorted(found)) for name, found in boards.items()}
     return Timing(timing.variable, timing.late, raw, war, stall, taken, tuple(sorted(paces)))
 
