@@ -77,11 +77,11 @@ def run(bundle, tmp_path, monkeypatch, capsys):
 
     Tasks run here, one at a time, each with a new driver: processes would take seconds.
     """
-    one = threading.Lock()
+    one, unreached = threading.Lock(), set()
 
     def start(folder, name, arguments, clock, _seconds):
         rows = []
-        if clock.left() <= 0:
+        if clock.left() <= 0 or name in unreached:
             return {"outcome": "no time left", "rows": rows, "error": None}
         with one, monkeypatch.context() as patch:
             patch.setitem(sys.modules, "cuda.bindings", bindings := types.ModuleType("bindings"))
@@ -93,7 +93,8 @@ def run(bundle, tmp_path, monkeypatch, capsys):
                 return {"outcome": "crashed", "rows": rows, "error": str(error)}
         return {"outcome": "ok", "rows": rows, "error": None}
 
-    def go(seconds=100, **faults):
+    def go(seconds=100, late=(), **faults):
+        unreached.update(late)
         monkeypatch.setenv("FAKE_GPU", json.dumps(faults))
         run_bundle(bundle, tmp_path / "out", seconds, start)
         return read_parts(tmp_path / "out"), capsys.readouterr().out
@@ -221,14 +222,20 @@ def test_where_a_task_ended(outcome, rows, wanted):
     assert crashed_at({"outcome": outcome, "rows": rows}) == wanted
 
 
-def test_a_run_without_time_says_so(run):
-    parts, said = run(seconds=0)
+def test_a_run_that_ends_early_says_what_it_did_not_reach(run):
+    parts, said = run(seconds=100, late=["once"])
     assert set(outcomes(parts).values()) == {"no time left"}
-    assert "no time left" in said
+    assert "copy safe: no time left before its first case" in said
+
+
+def test_a_run_without_a_gpu_ends_at_once(run):
+    parts, said = run(seconds=0)
+    assert list(parts) == ["machine"]
+    assert said.splitlines()[-1] == "no GPU: no time left"
 
 
 def test_every_part_says_when_it_ran(run, tmp_path):
-    run(seconds=0)
+    run()
     for path in (tmp_path / "out").glob("*.json"):
         record = json.loads(path.read_text())
         assert record["started"] <= record["finished"]

@@ -17,8 +17,8 @@ def main(arguments: list[str]) -> int:
     if len(arguments) not in (2, 3):
         print("usage: python -m moet_kernels.sass.gpu BUNDLE OUT [SECONDS]", file=sys.stderr)  # noqa: T201
         return 2
-    run_bundle(Path(arguments[0]), Path(arguments[1]), float((*arguments, "60")[2]))
-    return 0
+    seconds = float((*arguments, "60")[2])
+    return 0 if run_bundle(Path(arguments[0]), Path(arguments[1]), seconds) else 1
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ Run = Callable[..., Row]
 
 def run_bundle(
     bundle: Path, out: Path, seconds: float, start: Callable[..., Row] = run_task
-) -> None:
+) -> bool:
     """Run a bundle and write one file of JSON for each part.
 
     Args:
@@ -34,6 +34,9 @@ def run_bundle(
         out: where the files go.
         seconds: for all of it; what is not reached is said to be so.
         start: runs a task where it can crash.
+
+    Returns:
+        Whether there was a GPU to run it on.
     """
     out.mkdir(parents=True, exist_ok=True)
     plan, clock = read_plan(bundle), Clock(seconds)
@@ -50,7 +53,10 @@ def run_bundle(
         print(f"{name}: done, {clock.left():.0f} s left", flush=True)  # noqa: T201
         return found
 
-    part("machine", lambda: machine(run("describe")))
+    described = part("machine", lambda: machine(run("describe")))
+    if described["outcome"] != "ok":
+        print(f"no GPU: {described['error'] or described['outcome']}", flush=True)  # noqa: T201
+        return False
     own = part("own", lambda: once(run, plan))
     for line in verdicts(own):
         print(line, flush=True)  # noqa: T201
@@ -66,6 +72,7 @@ def run_bundle(
     }
     part("times", lambda: run("times", running))
     part("faults", lambda: faults(run, plan, right))
+    return True
 
 
 def machine(described: Row) -> Row:
@@ -111,7 +118,9 @@ def verdicts(own: Iterable[Row]) -> Iterable[str]:
         different = sum(r["different"] for r in results)
         said = f"{len(results)} cases, {different} bytes differ from the emulator"
         if row["outcome"] != "ok":
-            said = f"{row['outcome']} in case {crashed_at(row)}: {row['error']}"
+            case = crashed_at(row)
+            where = "before its first case" if case is None else f"in case {case}"
+            said = f"{row['outcome']} {where}: {row['error']}"
         yield f"{row['kernel']} {row['variant']}: {said}"
 
 
