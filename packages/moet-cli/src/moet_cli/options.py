@@ -108,9 +108,9 @@ OPTIONS: dict[str, Option] = {
         _launcher("log", str, "", "file for the server's output (empty: one in the state folder)"),
         _moet(
             "experts",
-            Literal["w2", "native"],
+            Literal["w2", "fp4", "native"],
             "w2",
-            "codec of the routed experts (native: as the checkpoint has them, by vLLM alone)",
+            "codec of the routed experts (fp4: 4 bits; native: as they are, by vLLM alone)",
         ),
         _moet(
             "pool",
@@ -137,6 +137,46 @@ OPTIONS: dict[str, Option] = {
             Annotated[int, msgspec.Meta(ge=0)],
             0,
             "experts a step may lack; above 0 answers are approximate and say so",
+        ),
+        _moet(
+            "fine",
+            GiB | Literal["all"] | None,
+            None,
+            "memory of each rank's device for experts at FP4 beside those at 2 bits, in GiB",
+        ),
+        _moet(
+            "fine_arena", GiB | None, None, "memory for the FP4 experts' arena over packs, in GiB"
+        ),
+        _moet("prompts", Literal["fine", "base"], "fine", "experts that prompts are read with"),
+        _moet(
+            "gate",
+            Literal["off", "max_prob", "margin"],
+            "off",
+            "what tells how certain a step is; uncertain ones run again with FP4 experts",
+        ),
+        _moet(
+            "tau",
+            Annotated[float, msgspec.Meta(ge=0)] | None,
+            None,
+            "confidence at or below which a step runs again (max_prob: 0 to 1; margin: nats)",
+        ),
+        _moet(
+            "gate_budget",
+            Annotated[int, msgspec.Meta(ge=0)],
+            0,
+            "FP4 experts that one step may bring (0: any number)",
+        ),
+        _moet(
+            "gate_passes",
+            Annotated[int, msgspec.Meta(ge=0)],
+            3,
+            "finer passes of one step (0: as many as it takes)",
+        ),
+        _moet(
+            "gate_audit",
+            Annotated[float, msgspec.Meta(ge=0, le=1)],
+            0,
+            "probability that a certain step runs again too, to measure what the gate misses",
         ),
         _moet(
             "report_seconds",

@@ -22,7 +22,9 @@ class MoetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """Settings of the plugin.
 
     Attributes:
-        experts: codec of the routed experts of the main stack; `native` leaves them to vLLM.
+        experts: codec of the routed experts of the main stack: `w2`, 2 bits; `fp4`, what the
+            checkpoint has where it is FP4, requantised to FP4 where it is not; `native` leaves
+            them to vLLM.
         zeros: how exact zeros of a requantised tensor take a sign (w2 has no zero level): `sign`
             keeps their sign bit, `alternate` goes by the parity of k, `auto` alternates where
             95 % of a tensor's zeros share one sign.
@@ -35,10 +37,22 @@ class MoetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         pack_reads: `direct` reads packs past the page cache, `cached` through it.
         miss_tolerance: experts that a step may lack; above 0 results are approximate, and
             responses and metrics say so.
+        fine: memory of each rank's device for experts at FP4 beside those at 2 bits, in GiB; `all`
+            has room for every expert.
+        fine_arena: memory of each rank for the fine tier's arena over packs, in GiB.
+        prompts: the tier that prompts are read with, `fine` or `base`.
+        gate: what tells how certain a step is of its next token: `max_prob`, the largest
+            probability, or `margin`, the distance of the two largest logits in nats; `off` brings
+            experts to the fine tier by use alone.
+        tau: a step whose least certain row is at or below it runs again with fine experts.
+        gate_budget: experts that one step may bring to the fine tier; 0 for any number.
+        gate_passes: finer passes of one step; 0 for as many as it takes.
+        gate_audit: probability that a certain step runs again too, to measure what the gate lets
+            through.
         report_seconds: time between two lines about the pool in the log; 0 for none.
     """
 
-    experts: Literal["w2", "native"] = "w2"
+    experts: Literal["w2", "fp4", "native"] = "w2"
     zeros: Literal["auto", "sign", "alternate"] = "auto"
     pool: GiB | Literal["all"] = "all"
     host_store: Literal["pinned", "pack", "arena"] | None = None
@@ -46,12 +60,20 @@ class MoetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     arena: GiB | None = None
     pack_reads: Literal["direct", "cached"] | None = None
     miss_tolerance: Annotated[int, msgspec.Meta(ge=0)] = 0
+    fine: GiB | Literal["all"] | None = None
+    fine_arena: GiB | None = None
+    prompts: Literal["fine", "base"] = "fine"
+    gate: Literal["off", "max_prob", "margin"] = "off"
+    tau: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    gate_budget: Annotated[int, msgspec.Meta(ge=0)] = 0
+    gate_passes: Annotated[int, msgspec.Meta(ge=0)] = 3
+    gate_audit: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0
     report_seconds: Annotated[int, msgspec.Meta(ge=0)] = 60
 
     @property
     def is_resident(self) -> bool:
         """Whether the experts come through a pool, rather than all being in place for good."""
-        return self.pool != "all" or bool(self.packs)
+        return self.pool != "all" or bool(self.packs) or self.fine is not None
 
     @property
     def store(self) -> Literal["pinned", "pack", "arena"]:
@@ -87,7 +109,17 @@ def _check(config: MoetConfig) -> None:
     """Refuse settings that would do nothing beside the others."""
     native = config.experts == "native"
     partial = config.pool != "all"
+    no_fine, no_gate = config.fine is None, config.gate == "off"
     faults = [
+        (config.fine is not None and config.experts != "w2", "fine", f"experts={config.experts}"),
+        (not no_gate and no_fine, f"gate={config.gate}", "no fine tier (fine)"),
+        (config.fine_arena is not None and no_fine, "fine_arena", "no fine tier (fine)"),
+        (config.fine_arena is not None and not config.packs, "fine_arena", "no packs"),
+        (config.prompts == "base" and no_fine, "prompts=base", "no fine tier (fine)"),
+        (config.tau is not None and no_gate, "tau", "gate=off"),
+        (config.gate_budget > 0 and no_gate, "gate_budget", "gate=off"),
+        (config.gate_passes != 3 and no_gate, "gate_passes", "gate=off"),
+        (config.gate_audit > 0 and no_gate, "gate_audit", "gate=off"),
         (native and config.is_resident, "a pool or packs", "experts=native, which vLLM holds"),
         (config.host_store == "pinned" and not partial, "host_store=pinned", "pool=all"),
         (config.arena is not None and not partial, "arena", "pool=all"),
@@ -104,6 +136,11 @@ def _check(config: MoetConfig) -> None:
             raise ConfigError(
                 f'additional config "moet": {setting} has no effect beside {beside}; leave one out.'
             )
+    if not no_gate and config.tau is None:
+        raise ConfigError(
+            f'additional config "moet": gate={config.gate} needs tau, the confidence at or below '
+            "which a step runs again; docs/gate.md has curves to choose from."
+        )
     if config.store != "pinned" and partial and not config.packs:
         raise ConfigError(
             f'additional config "moet": host_store={config.store} reads experts from packs; set '

@@ -6,7 +6,7 @@ import msgspec
 
 from moet_core.errors import ConfigError
 
-__all__ = ["ExpertFormat", "exact_codec", "expert_format"]
+__all__ = ["ExpertFormat", "exact_codec", "expert_format", "fp4_codec"]
 
 
 class ExpertFormat(msgspec.Struct, frozen=True):
@@ -37,6 +37,11 @@ _EXACT_CODECS = {"mxfp4": "fp4-mx", "nvfp4": "fp4-nv"}
 def exact_codec(source: ExpertFormat) -> str | None:
     """Return the codec that holds a checkpoint's values without a loss, None if there is none."""
     return _EXACT_CODECS.get(source.source)
+
+
+def fp4_codec(source: ExpertFormat) -> str:
+    """Return the codec of a checkpoint's experts at FP4: its own, or requantised to MXFP4."""
+    return exact_codec(source) or "fp4-mx"
 
 
 def _fp8_block(quant_config: Any) -> ExpertFormat:

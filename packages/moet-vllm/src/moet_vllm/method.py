@@ -20,7 +20,7 @@ from moet_core.row import row_layout
 from moet_kernels.experts import experts
 from moet_vllm import report
 from moet_vllm.config import SCHEDULER, WORKER, MoetConfig
-from moet_vllm.formats import ExpertFormat
+from moet_vllm.formats import ExpertFormat, fp4_codec
 from moet_vllm.residency.build import current_build
 from moet_vllm.residency.op import resident_experts
 from moet_vllm.staging import ExpertStaging, PoolRows, RowTarget
@@ -57,7 +57,8 @@ class MoetExpertsMethod(FusedMoEMethodBase):
     ) -> None:
         super().__init__(moe)
         self.config = config
-        self.codec = drafter_codec or config.experts
+        chosen = fp4_codec(source) if config.experts == "fp4" else config.experts
+        self.codec = drafter_codec or chosen
         self.is_drafter = drafter_codec is not None
         self.is_resident = config.is_resident and not self.is_drafter
         self.source = source
@@ -119,8 +120,11 @@ class MoetExpertsMethod(FusedMoEMethodBase):
                     "A pool of experts (pool, packs) needs moet's worker and scheduler. Start with "
                     f"`moet serve`, or add {NEEDED_FLAGS} to vLLM's arguments."
                 )
+            layout, fine = self.layout, None
+            if self.config.fine is not None:
+                fine = row_layout(fp4_codec(self.source), layout.hidden, layout.intermediate)
             index = extract_layer_index(layer.layer_name)
-            return build.add_layer(layer.layer_name, index, self.layout, experts_, layer.top_k)
+            return build.add_layer(layer.layer_name, index, layout, experts_, layer.top_k, fine)
         pool = torch.empty(experts_, self.layout.row_bytes, dtype=torch.uint8)
         layer.register_buffer("moet_pool", pool, persistent=False)
         slots = torch.arange(experts_, dtype=torch.int32)

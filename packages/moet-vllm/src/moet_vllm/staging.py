@@ -31,6 +31,10 @@ class RowTarget(Protocol):
         """Number of rows."""
 
     @property
+    def fine_layout(self) -> RowLayout | None:
+        """Layout of the rows that are wanted besides, at the fine tier's precision."""
+
+    @property
     def device(self) -> torch.device:
         """Where rows are encoded."""
 
@@ -40,6 +44,9 @@ class RowTarget(Protocol):
 
     def row(self, expert: int) -> torch.Tensor:
         """Return the memory of one row, uint8 [row_bytes]."""
+
+    def fine_row(self, expert: int) -> torch.Tensor:
+        """Return the memory of one row of the fine tier, uint8 [row_bytes]."""
 
     def all_rows(self) -> torch.Tensor:
         """Return the memory of all rows, uint8 [experts, row_bytes]."""
@@ -51,6 +58,8 @@ class RowTarget(Protocol):
 class PoolRows:
     """Rows in the pool that they are served from."""
 
+    fine_layout: RowLayout | None = None
+
     def __init__(self, pool: torch.Tensor) -> None:
         self.pool = pool
         self.experts = len(pool)
@@ -60,6 +69,10 @@ class PoolRows:
     def row(self, expert: int) -> torch.Tensor:
         """Return the memory of one row, uint8 [row_bytes]."""
         return self.pool[expert]
+
+    def fine_row(self, expert: int) -> torch.Tensor:
+        """Raise: there is no fine tier here."""
+        raise RuntimeError("rows in a pool of their own have no fine tier")
 
     def all_rows(self) -> torch.Tensor:
         """Return the pool."""
@@ -186,24 +199,26 @@ class ExpertStaging:
         )
 
     def _convert(self, expert: int, parts: dict[tuple[str, str], torch.Tensor]) -> None:
-        row = self.target.row(expert)
-        encode.encode_expert_into(
-            row,
-            self.layout,
-            *(self._source(expert, shard_id, parts) for shard_id in MATRICES),
-            rank=self.tp_rank,
-            size=self.tp_size,
-            zeros=self.zeros,
-        )
-        for section, shard_id in ((self.layout.scales13, "w1"), (self.layout.scales2, "w2")):
-            scales = row[section.slice].cpu().numpy()
-            check_bf16_range(scales, self._name(expert, shard_id, "weight"))
+        sources = [self._source(expert, shard_id, parts) for shard_id in MATRICES]
+        self._encode(expert, self.target.row(expert), self.layout, sources)
+        if self.target.fine_layout is not None:
+            self._encode(expert, self.target.fine_row(expert), self.target.fine_layout, sources)
         freed = sum(part.nbytes for part in parts.values())
         self._source_bytes += freed
         self._staged_bytes -= freed
         self._done.add(expert)
         if len(self._done) == self.target.experts:
             self.target.complete()
+
+    def _encode(
+        self, expert: int, row: torch.Tensor, layout: RowLayout, sources: list[Any]
+    ) -> None:
+        encode.encode_expert_into(
+            row, layout, *sources, rank=self.tp_rank, size=self.tp_size, zeros=self.zeros
+        )
+        for section, shard_id in ((layout.scales13, "w1"), (layout.scales2, "w2")):
+            scales = row[section.slice].cpu().numpy()
+            check_bf16_range(scales, self._name(expert, shard_id, "weight"))
 
     def _source(
         self, expert: int, shard_id: str, parts: dict[tuple[str, str], torch.Tensor]

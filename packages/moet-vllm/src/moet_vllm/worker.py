@@ -6,6 +6,7 @@ Given to vLLM as `--worker-cls moet_vllm.worker.MoetWorker`.
 import dataclasses
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from moet_vllm.residency import op
 from moet_vllm.residency.build import Rank, ResidencyBuild, building
 from moet_vllm.residency.heat import load_hot_keys, save_hot_keys
 from moet_vllm.residency.resident import ResidentExperts
+from moet_vllm.residency.sampled import SampledRows
 from moet_vllm.residency.telemetry import Telemetry
 from moet_vllm.routed_experts import MoetRoutedExperts, configured
 
@@ -77,7 +79,7 @@ class MoetWorker(StockWorker):
                 self._report_if_dense(config)
             return
         check_version(vllm.__version__)
-        _check_engine(self.vllm_config, self.use_v2_model_runner)
+        _check_engine(config, self.vllm_config, self.use_v2_model_runner)
         self._flag_sends = []
         with building(ResidencyBuild(config, _rank(self.vllm_config, self.device))) as build:
             super().load_model(*args, **kwargs)
@@ -160,6 +162,10 @@ class MoetWorker(StockWorker):
             keys = [(layer, expert) for layer in shape.layers for expert in range(shape.experts)]
         started = time.perf_counter()
         resident.preload(keys)
+        if config.fine == "all" and config.gate == "off":
+            shape = resident.shape
+            every = [(layer, expert) for layer in shape.layers for expert in range(shape.experts)]
+            resident.tiers[1].preload(every)
         assert self._build is not None
         self.phases = {
             "packs written": self._build.write_seconds,
@@ -235,6 +241,7 @@ def wrap_forward(runner: Any, worker: MoetWorker) -> None:
     context, so that calling it again runs the same step.
     """
     forward = runner._model_forward
+    sampled = SampledRows(runner)
 
     def model_forward(
         input_ids: torch.Tensor | None = None,
@@ -268,14 +275,27 @@ def wrap_forward(runner: Any, worker: MoetWorker) -> None:
                 tensor.copy_(copy)
 
         assert positions is not None
-        tokens = positions.shape[-1]
-        prompt = tokens > runner.input_batch.num_reqs * runner.uniform_decode_query_len
-        return resident.step(run, tokens, restore, prompt=prompt)
+        fine = resident.fine
+        gate = fine.gate if fine is not None else None
+        return resident.step(
+            run,
+            positions.shape[-1],
+            restore,
+            prompt=reads_prompts(runner),
+            read=None if gate is None else partial(sampled.read, gate.settings.signal),
+        )
 
     runner._model_forward = model_forward
 
 
-def _check_engine(vllm_config: VllmConfig, v2_runner: bool) -> None:
+def reads_prompts(runner: Any) -> bool:
+    """Tell whether a step computes tokens of a prompt, beside those of decoding or alone."""
+    batch = runner.input_batch
+    count = batch.num_reqs
+    return bool((batch.num_computed_tokens_cpu[:count] < batch.num_prompt_tokens[:count]).any())
+
+
+def _check_engine(config: MoetConfig, vllm_config: VllmConfig, v2_runner: bool) -> None:
     """Refuse what a pool cannot serve."""
     scheduler = vllm_config.scheduler_config.scheduler_cls
     drafts = vllm_config.speculative_config
@@ -295,6 +315,11 @@ def _check_engine(vllm_config: VllmConfig, v2_runner: bool) -> None:
             drafts is not None and drafts.method != "mtp",
             f"speculative decoding by {drafts.method if drafts else None}",
             "only the model's own MTP layers draft beside a pool",
+        ),
+        (
+            config.gate != "off" and vllm_config.parallel_config.pipeline_parallel_size > 1,
+            "a confidence gate over pipeline stages, all of which would have to run again",
+            "use tensor parallelism, or set gate to off",
         ),
         (
             vllm_config.kv_transfer_config is not None,

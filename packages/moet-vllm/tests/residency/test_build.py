@@ -163,11 +163,11 @@ def test_a_layer_is_held_in_memory_only_until_it_is_complete(
     target.all_rows().copy_(model.rows[0])
     assert target.all_rows().data_ptr() == target.all_rows().data_ptr()
     target.complete()
-    assert target._rows is None
+    assert not target._rows
 
 
 def test_random_weights_cannot_be_packed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Packs hold the experts of a checkpoint"):
+    with pytest.raises(ConfigError, match="packs needs the experts of a checkpoint"):
         begin(None, packs=str(tmp_path))
 
 
@@ -203,7 +203,7 @@ def test_layers_announce_themselves_inside_the_block_only(checkpoint: Path) -> N
 class TestPoolShape:
     def shape(self, slots: float | str) -> Any:
         pool = slots if isinstance(slots, str) else slots * ROW / GIB
-        return pool_shape(pool, MODEL_LAYERS, EXPERTS, TOP_K, LAYOUT)
+        return pool_shape("pool", pool, MODEL_LAYERS, EXPERTS, TOP_K, LAYOUT)
 
     def test_all_experts_need_no_ring(self) -> None:
         for slots in ("all", ALL, ALL + 7.5):

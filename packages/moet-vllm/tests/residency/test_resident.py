@@ -13,6 +13,7 @@ from moet_core.errors import MoetError
 from moet_store import PackErrorKind
 from moet_store.engines import PoolEngine
 from moet_vllm.residency import resident as module
+from moet_vllm.residency.tier import PROMOTIONS
 
 ALL = len(MODEL_LAYERS) * EXPERTS
 ONE_TOKEN = len(MODEL_LAYERS) * TOP_K
@@ -133,7 +134,7 @@ def test_experts_that_prompts_want_are_promoted_between_steps(model, open_store)
         model.step(resident, tokens(32, seed))
         resident.check_integrity()
     assert resident.counts.promoted > 0
-    assert resident.policy.resident >= module.PROMOTIONS
+    assert resident.policy.resident >= PROMOTIONS
 
 
 def failing_engine(plan):

@@ -1,31 +1,37 @@
-"""Runs steps over a pool that holds a part of the experts, with the bits of one that holds all.
+"""Runs steps over pools that hold a part of the experts.
 
 A step runs; the experts that it was routed to and that were absent contributed zero; they are
 fetched and the step runs again, until nothing was absent. Routing becomes final layer by layer, so
 that layers + 1 passes suffice. A step that may want more experts than the pool has slots is
-streamed instead: each layer fetches what it needs before it computes.
+streamed instead: each layer fetches what it needs before it computes. Either way the result has
+the bits of a pool that holds all experts.
+
+A second, fine tier may hold experts at the checkpoint's precision. An expert that is in both
+counts as fine. The gate decides which steps run again with all their experts fine.
 
 The step loop owns all state here; no other thread touches it.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Literal, TypeVar
 
-import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from moet_core.errors import MoetError
-from moet_core.residency import Key, Move, PoolPolicy, WorkingSetError, worst_case
-from moet_core.row import RowLayout
-from moet_kernels.experts import add_parts, combine_parts, experts
+from moet_core.gate import Gate, Reading
+from moet_core.residency import Key, PoolPolicy, WorkingSetError
+from moet_kernels.experts import combine_parts, experts
 from moet_store import PackError
 from moet_vllm.residency.counts import Counts
 from moet_vllm.residency.pool import SlotPool
 from moet_vllm.residency.stores import HostStore
+from moet_vllm.residency.tier import PoolShape, Tier
 
-__all__ = ["PoolShape", "ResidentExperts"]
+__all__ = ["FineTier", "PoolShape", "ResidentExperts"]
 
 T = TypeVar("T")
 
@@ -35,54 +41,40 @@ STREAM = 2**40
 FAIL = 2**41
 """What a rank reports if one of its rows cannot be read."""
 
-PROMOTIONS = 8
-"""Rows that may be on their way into the pool between two steps."""
+OTHER_RANK = "Another rank could not read an expert."
 
 
-class PoolShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of one rank's pool.
+class FineTier:
+    """The fine tier and how it is used.
 
-    Attributes:
-        layers: Model indices of this rank's layers with routed experts, ascending.
-        experts: Routed experts of a layer.
-        top_k: Experts a token is routed to.
-        row: Layout of one expert's row.
-        slots: Slots of the working set.
-        ring: Slots for rows that a streamed step uses once; even, and 0 if every expert has a slot.
+    Args:
+        tier: Rows of the fine codec.
+        gate: Decides which steps run again; None for no gate.
+        prompts: Steps that read prompts run with fine experts alone.
+        by_use: Experts are promoted between steps by how much they are used. Otherwise only the
+            gate brings them.
     """
 
-    layers: tuple[int, ...]
-    experts: int
-    top_k: int
-    row: RowLayout
-    slots: int
-    ring: int
-
-    @property
-    def all_experts(self) -> int:
-        """Experts of all layers."""
-        return len(self.layers) * self.experts
-
-    @property
-    def coverage(self) -> float:
-        """Share of the experts that have a slot."""
-        return self.slots / self.all_experts
-
-    def working_set(self, tokens: int) -> int:
-        """Return the most experts that a step of so many tokens can want."""
-        return worst_case(len(self.layers), self.experts, self.top_k, tokens)
+    def __init__(
+        self, tier: Tier, *, gate: Gate | None = None, prompts: bool = True, by_use: bool = False
+    ) -> None:
+        self.tier = tier
+        self.gate = gate
+        self.prompts = prompts
+        self.by_use = by_use
 
 
 class ResidentExperts:
     """The routed experts of one rank.
 
     Args:
-        shape: Sizes of the pool.
-        store: Where absent rows come from.
+        shape: Sizes of the base tier's pool.
+        store: Where its absent rows come from.
         device: Where the pool lies.
         agree: Returns the largest of the numbers that the ranks of a tensor-parallel group pass;
             None for a group of one.
         tolerance: Experts that a step may lack at most and still count (approximate mode).
+        fine: The fine tier, if there is one.
 
     Attributes:
         failure: Why the last step has no result; None if it has one.
@@ -96,30 +88,48 @@ class ResidentExperts:
         device: torch.device,
         agree: Callable[[int], int] | None = None,
         tolerance: int = 0,
+        fine: FineTier | None = None,
     ) -> None:
-        self.shape = shape
-        self.store = store
-        self.policy = PoolPolicy(layers=len(shape.layers), experts=shape.experts, slots=shape.slots)
-        self.pool = SlotPool(
-            slots=shape.slots,
-            ring=shape.ring,
-            row_bytes=shape.row.row_bytes,
-            layers=len(shape.layers),
-            experts=shape.experts,
-            device=device,
-        )
+        self.base = Tier(shape, store, device)
+        self.fine = fine
         self.counts = Counts(row_bytes=shape.row.row_bytes)
         self.tolerance = tolerance
         self.failure: MoetError | None = None
         self.lacking = 0
         self._agree = agree or (lambda value: value)
-        self._streaming = self._prompt = False
-        self._promoting: dict[Key, Move] = {}
+        self._mode: Literal["repair", "stream", "stream fine"] = "repair"
+        self._prompt = False
+        self._wanted: NDArray[np.bool_] = np.zeros((len(shape.layers), shape.experts), bool)
+
+    @property
+    def shape(self) -> PoolShape:
+        """Sizes of the base tier."""
+        return self.base.shape
+
+    @property
+    def store(self) -> HostStore:
+        """Store of the base tier."""
+        return self.base.store
+
+    @property
+    def policy(self) -> PoolPolicy:
+        """Policy of the base tier."""
+        return self.base.policy
+
+    @property
+    def pool(self) -> SlotPool:
+        """Slots of the base tier; its marks are those of all tiers."""
+        return self.base.pool
+
+    @property
+    def tiers(self) -> list[Tier]:
+        """The base tier, and the fine one if there is one."""
+        return [self.base] if self.fine is None else [self.base, self.fine.tier]
 
     @property
     def is_streaming(self) -> bool:
         """Whether the pass that runs now, or is about to, fetches layer by layer."""
-        return self._streaming
+        return self._mode != "repair"
 
     def step(
         self,
@@ -128,6 +138,7 @@ class ResidentExperts:
         restore: Callable[[], object],
         *,
         prompt: bool = False,
+        read: Callable[[T], Reading | None] | None = None,
     ) -> T:
         """Run one step and return what its last pass returned.
 
@@ -136,18 +147,25 @@ class ResidentExperts:
             tokens: Tokens of the pass, padding included.
             restore: Puts the pass's inputs back as they were.
             prompt: The step reads prompts: what it wants says little of what decoding will want.
+            read: Reads the logits of the rows that will be sampled, for the gate; returns None on
+                ranks that have none.
 
         Returns:
             The result, which counts only if `failure` is None afterwards.
         """
         self._begin()
         self._prompt = prompt
-        if self.shape.working_set(tokens) > self.shape.slots:
-            output = self._stream_step(run)
+        fine = self.fine
+        if fine is not None and prompt and fine.prompts:
+            output = self._stream_step(run, "stream fine")
+        elif self.shape.working_set(tokens) > self.shape.slots:
+            output = self._stream_step(run, "stream")
         else:
             output = self._repair_step(run, restore)
+        if fine is not None and fine.gate is not None and read is not None and not prompt:
+            output = self._gate_step(fine, fine.gate, output, run, restore, read)
         self.counts.failed += self.failure is not None
-        self._promote()
+        self._end()
         return output
 
     def run_layer(
@@ -165,8 +183,10 @@ class ResidentExperts:
         Returns:
             [T, H] in x's dtype.
         """
-        if self._streaming:
+        if self._mode != "repair":
             return self._stream_layer(layer, x, topk_weights, topk_ids, limit)
+        if self.fine is not None:
+            return self._two_tiers(layer, x, topk_weights, topk_ids, limit)
         row = self.shape.row
         return experts(
             x,
@@ -181,259 +201,237 @@ class ResidentExperts:
             wanted=self.pool.wanted[layer],
         )
 
-    def preload(self, keys: Sequence[Key]) -> None:
-        """Fill free slots before serving, the first keys first.
-
-        Args:
-            keys: (model layer, expert), hottest first.
-
-        Raises:
-            PackError: A row could not be read.
-        """
-        number = {layer: index for index, layer in enumerate(self.shape.layers)}
-        moves = self.policy.preload([(number[layer], expert) for layer, expert in keys])
-        self._fill(moves)
-
     def hottest(self) -> list[Key]:
-        """Return the resident experts as (model layer, expert), the most valuable first."""
-        return [self._model_key(key) for key in self.policy.hottest()]
+        """Return the base tier's experts as (model layer, expert), the most valuable first."""
+        return self.base.hottest()
+
+    def preload(self, keys: list[Key]) -> None:
+        """Fill the base tier's free slots before serving; see `Tier.preload`."""
+        self.base.preload(keys)
 
     def check_integrity(self) -> None:
-        """Check the tables, and that every resident slot holds the store's bytes.
-
-        Raises:
-            PoolError: The policy's tables disagree.
-            MoetError: A slot or the device's table differs; it names layer and expert.
-        """
-        self.policy.check_integrity()
-        table = self.pool.slot_of.cpu().numpy()
-        if not (table == self.policy.slot_of).all():
-            raise MoetError(
-                "Expert pool: wanted the policy's slot table on the device, found another."
-            )
-        for key in self.policy.hottest():
-            slot = int(self.policy.slot_of[key])
-            if not self.store.matches(self._model_key(key), self.pool.row(slot)):
-                layer, expert = self._model_key(key)
-                raise MoetError(
-                    f"Expert pool: wanted expert {expert} of layer {layer} in slot {slot}, found "
-                    "other bytes. The memory is damaged, or something wrote into the pool."
-                )
+        """Check every tier; see `Tier.check_integrity`."""
+        for tier in self.tiers:
+            tier.check_integrity()
 
     def close(self) -> None:
-        """Release the store."""
-        self.store.close()
+        """Release the stores."""
+        for tier in self.tiers:
+            tier.close()
 
     def _begin(self) -> None:
         self.failure = None
         self.lacking = 0
         self.counts.steps += 1
-        self.pool.open_slots()
-        self.store.begin_step()
-        self._finish_promotions()
-        self.policy.begin_step()
+        for tier in self.tiers:
+            tier.begin_step()
         self.pool.wanted.zero_()
 
-    def _repair_step(self, run: Callable[[], T], restore: Callable[[], object]) -> T:
-        for number in range(len(self.shape.layers) + 2):
+    def _end(self) -> None:
+        """Note what was used, and start to bring what is worth it."""
+        if self.fine is not None and self.fine.by_use:
+            self.fine.tier.policy.note(self._wanted, prompt=self._prompt)
+        if self.failure is None:
+            self.base.promote()
+            if self.fine is not None and self.fine.by_use:
+                self.fine.tier.promote()
+        self.counts.brought = sum(tier.brought for tier in self.tiers)
+        self.counts.promoted = sum(tier.promoted for tier in self.tiers)
+
+    def _repair_step(
+        self, run: Callable[[], T], restore: Callable[[], object], *, counted: bool = False
+    ) -> T:
+        """Run passes until none misses an expert; `counted` as for `_stream_step`."""
+        passes = len(self.shape.layers) + 2
+        for number in range(passes):
             if number:
                 restore()
-            self.counts.passes += 1
-            output = run()
-            marks = self.pool.take_wanted()
-            missing = self.policy.want(marks)
-            if not number:
-                self.counts.wanted += int(marks.sum())
+            output = self._pass(run)
+            missing = self.policy.want(self._wanted)
+            if self.fine is not None:
+                missing = [key for key in missing if self.fine.tier.policy.slot_of[key] < 0]
+            if not number and not counted:
+                self.counts.wanted += int(self._wanted.sum())
                 self.counts.missed += len(missing)
-            report = self._agree(self._repair(missing))
+            report = self._agree(self._fetch(self.base, missing, self.tolerance))
             if report >= FAIL:
-                self.failure = self.failure or MoetError("Another rank could not read an expert.")
+                self.failure = self.failure or MoetError(OTHER_RANK)
                 return output
             if report >= STREAM:
                 restore()
-                return self._stream_step(run, counted=True)
+                return self._stream_step(run, "stream", counted=True)
             if report <= self.tolerance:
                 self.lacking = report
                 self.counts.degraded += report > 0
-                self.counts.repaired += number > 0
+                self.counts.repaired += number > 0 and not counted
                 return output
         raise MoetError(
-            f"A step still misses experts after {number + 1} passes over {number - 1} layers. "
+            f"A step still misses experts after {passes} passes over {passes - 2} layers. "
             "Each pass makes one more layer's routing final, so the passes differ: is there a "
             "model state that a pass changes? Serve without a pool, and please report it."
         )
 
-    def _repair(self, missing: list[Key]) -> int:
-        """Fetch what a pass missed; return how many, or STREAM or FAIL."""
-        if not missing:
-            return 0
-        if len(missing) <= self.tolerance:
-            return len(missing)
+    def _pass(self, run: Callable[[], T]) -> T:
+        """Run one pass and take its marks."""
+        self.counts.passes += 1
+        output = run()
+        self._wanted = self.pool.take_wanted()
+        return output
+
+    def _fetch(self, tier: Tier, keys: list[Key], tolerance: int = 0) -> int:
+        """Bring experts that a pass needs; return how many it missed, or STREAM or FAIL."""
+        if len(keys) <= tolerance:
+            return len(keys)
+        started = time.perf_counter()
         try:
-            self._bring(missing)
+            tier.bring(keys)
         except PackError as error:
             self.failure = error
             return FAIL
         except WorkingSetError:
             return STREAM
-        return len(missing)
+        finally:
+            self.counts.stall_seconds += time.perf_counter() - started
+        return len(keys)
 
-    def _bring(self, keys: list[Key]) -> None:
+    def _gate_step(
+        self,
+        fine: FineTier,
+        gate: Gate,
+        output: T,
+        run: Callable[[], T],
+        restore: Callable[[], object],
+        read: Callable[[T], Reading | None],
+    ) -> T:
+        """Run a step again with fine experts if the gate says so."""
+        if self.failure is not None or self.lacking:
+            return output
+        before = read(output)
+        decision = gate.decide(before) if before is not None else "pass"
+        codes: tuple[Literal["pass", "fire", "audit"], ...] = ("pass", "audit", "fire")
+        agreed = codes[self._agree(codes.index(decision))]
+        if agreed == "pass":
+            return output
         started = time.perf_counter()
-        # A promotion under way has a slot already; whoever waits for its row finishes it.
-        waiting = [self._promoting.pop(key) for key in keys if key in self._promoting]
-        try:
-            try:
-                moves = self.policy.plan(keys)
-            except WorkingSetError:
-                self._drop_promotions()
-                moves = self.policy.plan(keys)
-        except BaseException:
-            self.policy.abandon(waiting)
-            raise
-        self._fill(moves + waiting)
-        self.counts.brought += len(moves) + len(waiting)
-        self.counts.stall_seconds += time.perf_counter() - started
+        output = self._finer(fine, gate, output, run, restore)
+        if self.failure is None:
+            after = read(output)
+            if before is not None and after is not None:
+                gate.ended(agreed, before, after, time.perf_counter() - started)
+        return output
 
-    def _fill(self, moves: list[Move]) -> None:
-        """Read rows into their slots and make them present; all or nothing."""
-        slots = {self._model_key(move.key): move.slot for move in moves}
-        # Whatever is evicted must not be looked up while its slot is overwritten.
-        self.pool.set_table(self.policy.slot_of)
-        try:
-            self.store.bring(
-                list(slots),
-                lambda key, row: self.pool.place(slots[key], row),
-                self.pool.settle,
-                scan=False,
-            )
-        except BaseException:
-            self.pool.settle()
-            self.policy.abandon(moves)
-            raise
-        self.pool.settle()
-        self.policy.publish(moves)
-        self.pool.set_table(self.policy.slot_of)
+    def _finer(
+        self,
+        fine: FineTier,
+        gate: Gate,
+        output: T,
+        run: Callable[[], T],
+        restore: Callable[[], object],
+    ) -> T:
+        """Promote what the step was routed to, and run it again, as far as the budget goes."""
+        left = gate.settings.budget or self.shape.all_experts
+        passes = gate.settings.passes or len(self.shape.layers) + 2
+        for _ in range(passes):
+            lacking = fine.tier.policy.want(self._wanted)[:left]
+            report = self._agree(self._fetch(fine.tier, lacking))
+            if report >= FAIL:
+                self.failure = self.failure or MoetError(OTHER_RANK)
+                return output
+            if report >= STREAM:
+                restore()
+                gate.counts.passes += 1
+                return self._stream_step(run, "stream fine", counted=True)
+            if report == 0:
+                return output
+            left -= len(lacking)
+            gate.counts.promoted += len(lacking)
+            gate.counts.passes += 1
+            restore()
+            output = self._repair_step(run, restore, counted=True)
+            if self.failure is not None or left <= 0:
+                return output
+        return output
 
-    def _stream_step(self, run: Callable[[], T], *, counted: bool = False) -> T:
+    def _stream_step(
+        self,
+        run: Callable[[], T],
+        mode: Literal["stream", "stream fine"],
+        *,
+        counted: bool = False,
+    ) -> T:
         """Run a step layer by layer; `counted` says that what it wants was counted before."""
         self.counts.streamed += 1
-        self.counts.passes += 1
         before = self.counts.wanted, self.counts.missed
-        self._streaming = True
+        self._mode = mode
         try:
-            output = run()
+            output = self._pass(run)
         finally:
-            self._streaming = False
+            self._mode = "repair"
         if counted:
             self.counts.wanted, self.counts.missed = before
-        self.policy.note(self.pool.take_wanted(), prompt=self._prompt)
+        if mode == "stream":
+            self.policy.note(self._wanted, prompt=self._prompt)
         if self._agree(FAIL if self.failure else 0):
-            self.failure = self.failure or MoetError("Another rank could not read an expert.")
+            self.failure = self.failure or MoetError(OTHER_RANK)
         return output
+
+    def _two_tiers(
+        self, layer: int, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, limit: float | None
+    ) -> Tensor:
+        """Run a layer with each expert fine if it is in the fine tier, else from the base."""
+        assert self.fine is not None
+        self.pool.wanted[layer, topk_ids.unique()] = 1
+        parts = x.new_zeros(topk_ids.numel(), x.shape[1], dtype=torch.float32)
+        fine = self.fine.tier.pool.slot_of[layer]
+        self.fine.tier.add(parts, x, topk_ids, fine, limit)
+        base = self.pool.slot_of[layer]
+        self.base.add(parts, x, topk_ids, base.masked_fill(fine >= 0, -1), limit)
+        return combine_parts(parts, topk_weights, x.dtype)
 
     def _stream_layer(
         self, layer: int, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, limit: float | None
     ) -> Tensor:
+        """Run a layer on what is in slots, then on what is read into the ring, chunk by chunk."""
+        fine = self.fine.tier if self.fine is not None else None
+        tier = fine if fine is not None and self._mode == "stream fine" else self.base
         routed = topk_ids.unique().tolist()
         self.pool.wanted[layer, routed] = 1
-        slot_of = self.policy.slot_of[layer]
-        absent = [expert for expert in routed if slot_of[expert] < 0]
+        parts = x.new_zeros(topk_ids.numel(), x.shape[1], dtype=torch.float32)
+        rest, table = routed, tier.pool.slot_of[layer]
+        if fine is not None and tier is self.base:
+            fine.add(parts, x, topk_ids, fine.pool.slot_of[layer], limit)
+            rest = fine.absent(layer, routed)
+            table = table.masked_fill(fine.pool.slot_of[layer] >= 0, -1)
+        absent = tier.absent(layer, rest)
         self.counts.wanted += len(routed)
         self.counts.missed += len(absent)
-        parts = x.new_zeros(topk_ids.numel(), x.shape[1], dtype=torch.float32)
-        half = max(1, self.pool.ring // 2)
+        half = max(1, tier.pool.ring // 2)
         chunks = [absent[at : at + half] for at in range(0, len(absent), half)]
-        if chunks:
-            self._read_ahead(layer, chunks[0])
-        self._add(parts, x, topk_ids, self.pool.slot_of[layer], limit)
+        if chunks and self.failure is None:
+            tier.read_ahead(layer, chunks[0])
+        tier.add(parts, x, topk_ids, table, limit)
         for number, chunk in enumerate(chunks):
-            table = self._bring_chunk(layer, chunk, self.pool.slots + number % 2 * half)
+            chunk_table = self._bring_chunk(tier, layer, chunk, number % 2 * half)
+            if chunk_table is None:
+                break  # the step has no result any more; it only has to end
             if number + 1 < len(chunks):
-                self._read_ahead(layer, chunks[number + 1])
-            elif layer + 1 < len(self.shape.layers):
-                self._read_ahead_of_next(layer + 1, len(routed), half)
-            self._add(parts, x, topk_ids, table, limit)
+                tier.read_ahead(layer, chunks[number + 1])
+            elif layer + 1 < len(self.shape.layers) and 2 * len(routed) >= self.shape.experts:
+                # A layer that wants most of its experts: so will the next one.
+                following = tier.absent(layer + 1, range(self.shape.experts))
+                tier.read_ahead(layer + 1, following[:half])
+            tier.add(parts, x, topk_ids, chunk_table, limit)
         return combine_parts(parts, topk_weights, x.dtype)
 
-    def _bring_chunk(self, layer: int, chunk: list[int], first_slot: int) -> Tensor:
-        """Read experts of a layer into the ring; return the slot table of them alone."""
-        table = torch.full_like(self.pool.slot_of[layer], -1)
+    def _bring_chunk(self, tier: Tier, layer: int, chunk: list[int], offset: int) -> Tensor | None:
+        """Read experts of a layer into the ring; None if the step has failed."""
         if self.failure is not None:
-            return table  # the step has no result any more; it only has to end
+            return None
         started = time.perf_counter()
-        keys = {(self.shape.layers[layer], e): first_slot + i for i, e in enumerate(chunk)}
-        # The pass before the last may still read this half of the ring.
-        self.pool.open_slots()
         try:
-            self.store.bring(
-                list(keys),
-                lambda key, row: self.pool.place(keys[key], row),
-                self.pool.settle,
-                scan=True,
-            )
+            return tier.bring_chunk(layer, chunk, tier.pool.slots + offset)
         except PackError as error:
             self.failure = error
-        self.pool.settle()
-        if self.failure is None:
-            slots = torch.tensor(list(keys.values()), dtype=torch.int32, device=table.device)
-            table[chunk] = slots
-            self.counts.brought += len(chunk)
-        self.counts.stall_seconds += time.perf_counter() - started
-        return table
-
-    def _add(
-        self, parts: Tensor, x: Tensor, topk_ids: Tensor, table: Tensor, limit: float | None
-    ) -> None:
-        row = self.shape.row
-        add_parts(
-            parts,
-            x,
-            topk_ids,
-            self.pool.rows,
-            table,
-            hidden=row.hidden,
-            intermediate=row.intermediate,
-            codec=row.codec,
-            swiglu_limit=limit,
-        )
-
-    def _read_ahead(self, layer: int, experts_: list[int]) -> None:
-        if self.failure is None:
-            self.store.read_ahead((self.shape.layers[layer], expert) for expert in experts_)
-
-    def _read_ahead_of_next(self, layer: int, routed: int, count: int) -> None:
-        """Guess the next layer's first chunk where a layer is routed to most of its experts."""
-        if 2 * routed >= self.shape.experts:
-            slot_of = self.policy.slot_of[layer]
-            absent = [e for e in range(self.shape.experts) if slot_of[e] < 0]
-            self._read_ahead(layer, absent[:count])
-
-    def _promote(self) -> None:
-        """Start to bring what recent steps wanted into the pool; nobody waits for it."""
-        if self.failure is not None:
-            return
-        room = PROMOTIONS - len(self._promoting)
-        for move in self.policy.promotions(room) if room > 0 else []:
-            self._promoting[move.key] = move
-        if self._promoting:
-            # Evicted experts are absent from now on, for the next pass too.
-            self.pool.set_table(self.policy.slot_of)
-            self.store.read_ahead(self._model_key(key) for key in self._promoting)
-
-    def _finish_promotions(self) -> None:
-        """Publish the promotions whose rows have arrived, and give up those that were dropped."""
-        states = {key: self.store.state(self._model_key(key)) for key in self._promoting}
-        ready = [self._promoting.pop(key) for key, state in states.items() if state == "ready"]
-        dropped = [self._promoting.pop(key) for key, state in states.items() if state == "absent"]
-        self.policy.abandon(dropped)
-        if ready:
-            self._fill(ready)
-            self.counts.promoted += len(ready)
-
-    def _drop_promotions(self) -> None:
-        self.policy.abandon(list(self._promoting.values()))
-        self._promoting.clear()
-
-    def _model_key(self, key: Key) -> Key:
-        return self.shape.layers[key[0]], key[1]
+            return None
+        finally:
+            self.counts.stall_seconds += time.perf_counter() - started

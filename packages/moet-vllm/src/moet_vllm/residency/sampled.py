@@ -1,0 +1,83 @@
+"""Reads the logits of the rows that a step will sample, before vLLM does, for the gate."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moet_core.gate import Reading, Signal, confidence, emitted_rows
+
+__all__ = ["SampledRows", "reading_of"]
+
+
+class SampledRows:
+    """Knows which rows of a step's output will be sampled, and keeps their logits for vLLM.
+
+    vLLM computes them again right after the pass; what was computed here is handed to it instead.
+
+    Args:
+        runner: vLLM's model runner.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self._rows: Tensor | None = None
+        self._drafts: list[list[int]] = []
+        self._logits: Tensor | None = None
+        self._is_kept = False
+        self._prepare = runner._prepare_inputs
+        self._compute = runner.model.compute_logits
+        runner._prepare_inputs = self._note_rows
+        runner.model.compute_logits = self._compute_logits
+
+    def read(self, signal: Signal, output: Any) -> Reading | None:
+        """Compute the logits of a pass's output and read them; None on ranks that have none."""
+        hidden = output[0] if isinstance(output, tuple) else output
+        if self._rows is None or not isinstance(hidden, Tensor):
+            return None
+        self._logits = self._compute(hidden[self._rows])
+        self._is_kept = True
+        if self._logits is None:
+            return None
+        # Only greedy sampling stops at the first draft that is not the most probable token.
+        greedy = self._runner.input_batch.sampling_metadata.all_greedy
+        return reading_of(signal, self._logits, self._drafts if greedy else None)
+
+    def _note_rows(self, *args: Any, **kwargs: Any) -> Any:
+        prepared = self._prepare(*args, **kwargs)
+        rows, speculation = prepared
+        self._rows, self._is_kept = rows, False
+        batch = self._runner.input_batch
+        self._drafts = [[] for _ in range(batch.num_reqs)]
+        if speculation is not None:
+            tokens = iter(speculation.draft_token_ids.tolist())
+            self._drafts = [
+                [next(tokens) for _ in range(count)] for count in speculation.num_draft_tokens
+            ]
+        return prepared
+
+    def _compute_logits(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._is_kept:
+            return self._compute(*args, **kwargs)
+        logits, self._logits, self._is_kept = self._logits, None, False
+        return logits
+
+
+def reading_of(signal: Signal, logits: Tensor, drafts: list[list[int]] | None) -> Reading:
+    """Read logits [rows, vocabulary] of a step.
+
+    Args:
+        signal: What tells how certain a row is.
+        logits: One row for each token that may be sampled.
+        drafts: Draft tokens of each request, where greedy sampling verifies them; None counts
+            every row.
+    """
+    values = logits.float()
+    top = values.topk(2, dim=-1)
+    log_sum = torch.logsumexp(values, dim=-1)
+    largest, second = top.values[:, 0].cpu().numpy(), top.values[:, 1].cpu().numpy()
+    token = top.indices[:, 0].cpu().numpy().astype(np.int64)
+    found = confidence(signal, largest, second, log_sum.cpu().numpy())
+    counts = np.ones(len(token), bool) if drafts is None else emitted_rows(token, drafts)
+    return Reading(found, token, counts)
