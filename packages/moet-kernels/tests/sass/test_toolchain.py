@@ -1,6 +1,7 @@
 """What needs programs of the CUDA toolkit; `nox -s sass` brings them."""
 
 import multiprocessing
+import re
 import struct
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -78,6 +79,23 @@ class TestCorpus:
 
     def test_compiled_code_never_names_the_reserved_registers(self, studied):
         assert studied.spare_registers == (RESERVED_REGISTERS,)
+
+
+@pytest.mark.parametrize("limit", [24, 64, 255])
+def test_no_limit_makes_the_compiler_name_the_reserved_registers(limit, arch, tmp_path):
+    values = range(300)  # more than there are registers, all alive at once
+    loads = "".join(f"ld.volatile.global.f32 %f{i}, [%rd1+{4 * i}];\n" for i in values)
+    stores = "".join(f"st.global.f32 [%rd1+{4 * i}], %f{i};\n" for i in values)
+    ptx, cubin = tmp_path / "k.ptx", tmp_path / "k.cubin"
+    ptx.write_text(
+        f".version 8.8\n.target {arch.name}\n.address_size 64\n"
+        ".visible .entry k(.param .u64 p) {\n.reg .u64 %rd<2>;\n.reg .f32 %f<300>;\n"
+        f"ld.param.u64 %rd0, [p];\ncvta.to.global.u64 %rd1, %rd0;\n{loads}{stores}ret;\n}}\n"
+    )
+    compile_ptx(ptx, cubin, arch.name, "-O3", f"--maxrregcount={limit}")
+    named = {int(n) for n in re.findall(r"\bR(\d+)\b", run_tool("nvdisasm", ["-c", cubin]))}
+    assert Cubin.open(cubin).registers("k") == limit
+    assert max(named) == limit - 1 - RESERVED_REGISTERS
 
 
 @pytest.fixture(scope="session")
