@@ -2,8 +2,8 @@
 
     PYTHONPATH=bench python -m speculative.acceptance --result FILE
 
-Native is stock vLLM on a bf16 copy with the checkpoint's own values; w2 has 2-bit experts in the
-main stack and the checkpoint's own in the drafter.
+Native is vLLM's own experts on a bf16 copy with the checkpoint's values; w2 has 2-bit experts in
+the main stack and the checkpoint's own in the drafter.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def _served(name: str, found: Answers, drafts: int) -> Iterator[Measurement]:
     yield measurement(f"decode of 8: k={drafts}, {name}", "tokens/s", [tokens / found.seconds])
 
 
-def measure(model: str, moet: dict[str, Any] | None, name: str) -> tuple[list[Measurement], Any]:
+def measure(model: str, moet: dict[str, Any], name: str) -> tuple[list[Measurement], Any]:
     """Serve one kind of experts with all numbers of drafts."""
     measured: list[Measurement] = []
     given = texts()
@@ -131,7 +131,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = write_bf16_copy(tinymoe.CHECKPOINT, Path(folder) / "native")
         trained = read_checkpoint(copy, Shape())
-        native, answers = measure(str(copy), None, "native")
+        native, answers = measure(str(copy), {"experts": "native"}, "native")
     w2, _ = measure(str(tinymoe.CHECKPOINT), {}, "w2")
     rates = [on_given_text(*trained_choices(trained, text)) for text in texts()]
     steps, accepted = walked(trained, answers)

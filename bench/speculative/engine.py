@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from moet_vllm.config import SCHEDULER, WORKER
+
 __all__ = ["Answer", "Answers", "Job", "run"]
 
 _ENVIRONMENT = {
@@ -36,7 +38,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         model: folder of the checkpoint.
-        moet: the plugin's settings; None for stock vLLM.
+        moet: the plugin's settings.
         drafts: speculative tokens, 0 for none.
         budget: most tokens in one step.
         prompts: token ids.
@@ -47,7 +49,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str
-    moet: dict[str, Any] | None
+    moet: dict[str, Any]
     drafts: int
     budget: int
     prompts: list[list[int]] = []
@@ -101,11 +103,8 @@ def _make(job: Job) -> Any:
     from vllm import LLM
 
     settings: dict[str, Any] = {}
-    if job.moet is not None:
-        settings["additional_config"] = {"moet": job.moet}
-        settings["worker_cls"] = "moet_vllm.worker.MoetWorker"
-        if "pool" in job.moet:
-            settings["scheduler_cls"] = "moet_vllm.scheduler.make_scheduler"
+    if "pool" in job.moet:
+        settings["scheduler_cls"] = SCHEDULER
     if job.drafts:
         settings["speculative_config"] = {"method": "mtp", "num_speculative_tokens": job.drafts}
     return LLM(
@@ -119,6 +118,8 @@ def _make(job: Job) -> Any:
         block_size=32,
         disable_log_stats=False,
         seed=0,
+        additional_config={"moet": job.moet},
+        worker_cls=WORKER,
         **settings,
     )
 

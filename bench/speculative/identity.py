@@ -5,7 +5,7 @@
 Eight prompts of 3 to 128 tokens get 64 tokens each; then, prefix caching being on, each prompt is
 asked again with three quarters of its answer behind it. Without drafts, and with one, two and
 three; all experts in place, and over pools; prompts whole, and in pieces of 48 tokens. Native is
-stock vLLM on a bf16 copy with the checkpoint's own values.
+vLLM's own experts on a bf16 copy with the checkpoint's values.
 """
 
 import argparse
@@ -28,8 +28,8 @@ LENGTHS = (3, 9, 17, 33, 40, 64, 100, 128)
 WHOLE, PIECES = 2304, 48
 DRAFTS = (1, 2, 3)
 ROW = 8192 / 2**30  # GiB of an expert of TinyMoE
-LAYOUTS: dict[str, tuple[dict[str, Any] | None, int]] = {
-    "native": (None, WHOLE),
+LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
+    "native": ({"experts": "native"}, WHOLE),
     "all resident": ({}, WHOLE),
     "all resident, in pieces": ({}, PIECES),
     "half in the pool": ({"pool": 256 * ROW, "report_seconds": 0}, WHOLE),
@@ -99,7 +99,7 @@ def compare(name: str, wanted: Answers, got: Answers) -> tuple[list[Measurement]
 def measure(layout: str, native: Path) -> tuple[list[Measurement], list[str]]:
     """Serve one layout with all numbers of drafts; return figures, and what differs in words."""
     moet, budget = LAYOUTS[layout]
-    model = native if moet is None else tinymoe.CHECKPOINT
+    model = native if moet.get("experts") == "native" else tinymoe.CHECKPOINT
     found = {
         drafts: run(
             Job(
