@@ -97,6 +97,7 @@ class ResidencyBuild:
         self.fine_layout: RowLayout | None = None
         self.experts = self.top_k = 0
         self.open_seconds = 0.0
+        self._fine_of_packs: RowLayout | None = None
         self._names: dict[int, str] = {}
         self._tiers: list[TierRows] = []
 
@@ -150,7 +151,8 @@ class ResidencyBuild:
             ConfigError: The packs do not hold every layer.
         """
         other = ResidencyBuild(config, self.rank)
-        fine = self.fine_layout if config.fine is not None else None
+        other._fine_of_packs = self._fine_of_packs or self.fine_layout
+        fine = other._fine_of_packs if config.fine is not None else None
         for layer, name in self._names.items():
             other.add_layer(name, layer, self.layout, self.experts, self.top_k, fine)
         missing = [layer for layer in other.layers if other.needs(layer)]
