@@ -12,13 +12,20 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from small_model import EXPERTS, MODEL_LAYERS, TOP_K, SmallModel, tokens
 
+from moet_core.gate import Gate, GateSettings
 from moet_store import Snapshot
 from moet_store.engines import PoolEngine
 from moet_store.heat import heat_path, load_heat
 from moet_vllm.events import MARKER, Pool
 from moet_vllm.residency import telemetry as module
 from moet_vllm.residency.counts import Counts
-from moet_vllm.residency.metric_names import COUNTERS, GAUGES, STORE_COUNTERS
+from moet_vllm.residency.metric_names import (
+    COUNTERS,
+    FINE_COUNTERS,
+    GATE_COUNTERS,
+    GAUGES,
+    STORE_COUNTERS,
+)
 from moet_vllm.residency.telemetry import PoolState, Telemetry
 
 ALL = len(MODEL_LAYERS) * EXPERTS
@@ -308,3 +315,30 @@ class TestReport:
         assert len(kept) == 2
         assert kept[0] != kept[1], "the steps change nothing: choose others"
         resident.close()
+
+
+def test_a_gate_and_its_tier_are_published_and_reported(model, rank, lines, clock):
+    gate = Gate(GateSettings(tau=1.0, passes=0))
+    fine = model.fine_tier(ALL, model.pinned(fine=True), gate=gate)
+    resident = model.resident(ALL, model.pinned(), fine=fine)
+    telemetry = Telemetry(resident, rank, report_seconds=5)
+    for seed in range(4):
+        model.step(resident, tokens(1, seed))
+        telemetry.step_ended()
+        for name, (field, _) in GATE_COUNTERS.items():
+            found = REGISTRY.get_sample_value(f"{name}_total", {"rank": str(rank)})
+            assert found == pytest.approx(getattr(gate.counts, field)), name
+        for name, (field, _) in FINE_COUNTERS.items():
+            found = REGISTRY.get_sample_value(f"{name}_total", {"rank": str(rank)})
+            assert found == getattr(fine.tier, field), name
+    assert gate.counts.fires == 4
+    assert resident.counts.brought < fine.tier.brought + resident.counts.brought
+    clock.now += 5
+    telemetry.step_ended()
+    assert any("4 of 4 steps fired (100.0 %)" in line for line in lines)
+
+
+def test_without_a_gate_none_is_published(model, idle, rank):
+    Telemetry(idle, rank, report_seconds=0).publish()
+    name = next(iter(GATE_COUNTERS))
+    assert REGISTRY.get_sample_value(f"{name}_total", {"rank": str(rank)}) is None

@@ -17,9 +17,9 @@ class Counts(msgspec.Struct):
         passes: Forward passes, of all steps.
         wanted: Distinct experts that steps wanted, added up over steps.
         missed: Those of them that were not in the pool when the step began.
-        brought: Rows copied to the device for a step that waited.
-        promoted: Rows copied to the device between steps.
-        row_bytes: Bytes of one row.
+        brought: Rows of the base tier copied to the device for a step that waited.
+        promoted: Rows of the base tier copied to the device between steps.
+        row_bytes: Bytes of one row of the base tier.
         stall_seconds: Time that steps waited for rows.
     """
 

@@ -4,7 +4,7 @@ Apart from `telemetry`, which publishes them, so that whoever reads a page of me
 torch. Every metric has one label, `rank`.
 """
 
-__all__ = ["COUNTERS", "GAUGES", "STORE_COUNTERS", "Metrics"]
+__all__ = ["COUNTERS", "FINE_COUNTERS", "GATE_COUNTERS", "GAUGES", "STORE_COUNTERS", "Metrics"]
 
 Metrics = dict[str, tuple[str, str]]
 """By name: the field that holds the value, and the help text."""
@@ -40,3 +40,21 @@ GAUGES: Metrics = {
     "moet_row_bytes": ("row_bytes", "Bytes of one expert."),
 }
 """Values of the moment and the fields of `telemetry.PoolState` behind them."""
+
+FINE_COUNTERS: Metrics = {
+    "moet_fine_brought_experts": ("brought", "FP4 experts copied to the device in a step."),
+    "moet_fine_promoted_experts": ("promoted", "FP4 experts copied to the device between steps."),
+}
+"""Counters and the fields of the fine `tier.Tier` behind them; only where there is one."""
+
+GATE_COUNTERS: Metrics = {
+    "moet_gate_checked_steps": ("checked", "Steps whose confidence was read."),
+    "moet_gate_fires": ("fires", "Steps that ran again with FP4 experts for want of confidence."),
+    "moet_gate_audits": ("audits", "Steps that ran again by chance, to measure the gate."),
+    "moet_gate_promoted_experts": ("promoted", "FP4 experts that fires and audits brought."),
+    "moet_gate_passes": ("passes", "Passes with FP4 experts that fires and audits took."),
+    "moet_gate_flipped_steps": ("flipped", "Fires that changed the most probable token."),
+    "moet_gate_audit_flipped_steps": ("audit_flipped", "Audits that changed it."),
+    "moet_gate_seconds": ("seconds", "Time that fires and audits took."),
+}
+"""Counters and the fields of `moet_core.gate.GateCounts` behind them; only with a gate."""

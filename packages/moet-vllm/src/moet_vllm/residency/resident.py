@@ -235,8 +235,8 @@ class ResidentExperts:
             self.base.promote()
             if self.fine is not None and self.fine.by_use:
                 self.fine.tier.promote()
-        self.counts.brought = sum(tier.brought for tier in self.tiers)
-        self.counts.promoted = sum(tier.promoted for tier in self.tiers)
+        self.counts.brought = self.base.brought
+        self.counts.promoted = self.base.promoted
 
     def _repair_step(
         self, run: Callable[[], T], restore: Callable[[], object], *, counted: bool = False

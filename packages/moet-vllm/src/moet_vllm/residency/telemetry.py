@@ -4,17 +4,27 @@ import functools
 import logging
 import time
 from bisect import bisect_right
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from prometheus_client import Counter, Gauge
 
+from moet_core.gate import GateCounts
 from moet_store import Snapshot
 from moet_vllm.events import Pool, emit
 from moet_vllm.residency.counts import Counts
 from moet_vllm.residency.heat import save_hot_keys
-from moet_vllm.residency.metric_names import COUNTERS, GAUGES, STORE_COUNTERS, Metrics
+from moet_vllm.residency.metric_names import (
+    COUNTERS,
+    FINE_COUNTERS,
+    GATE_COUNTERS,
+    GAUGES,
+    STORE_COUNTERS,
+    Metrics,
+)
 from moet_vllm.residency.resident import ResidentExperts
+from moet_vllm.residency.tier import Tier
 
 __all__ = ["PoolState", "Telemetry"]
 
@@ -54,7 +64,7 @@ class Telemetry:
         self.report_seconds = report_seconds
         self._counters = {
             name: _metric(Counter, name, text).labels(rank=str(rank))
-            for name, (_, text) in (COUNTERS | STORE_COUNTERS).items()
+            for name, (_, text) in self._sources()
         }
         self._gauges = {
             name: _metric(Gauge, name, text).labels(rank=str(rank))
@@ -63,6 +73,13 @@ class Telemetry:
         self._published: dict[str, float] = dict.fromkeys(self._counters, 0)
         self._reported = Counts(row_bytes=resident.counts.row_bytes)
         self._next_report = time.monotonic() + report_seconds
+
+    def _sources(self) -> Iterable[tuple[str, tuple[str, str]]]:
+        fine = self.resident.fine
+        names = COUNTERS | STORE_COUNTERS
+        names |= FINE_COUNTERS if fine is not None else {}
+        names |= GATE_COUNTERS if fine is not None and fine.gate is not None else {}
+        return names.items()
 
     def started(self) -> None:
         """Report the sizes of the pool, before the first step."""
@@ -100,6 +117,11 @@ class Telemetry:
         stored = self.resident.store.counters()
         if stored is not None:
             self._count(STORE_COUNTERS, stored)
+        fine = self.resident.fine
+        if fine is not None:
+            self._count(FINE_COUNTERS, fine.tier)
+            if fine.gate is not None:
+                self._count(GATE_COUNTERS, fine.gate.counts)
         shape = self.resident.shape
         state = PoolState(
             shape.slots, self.resident.policy.resident, shape.coverage, shape.row.row_bytes
@@ -131,8 +153,23 @@ class Telemetry:
             self.resident.policy.resident,
             self.resident.shape.slots,
         )
+        gate = self.resident.fine.gate if self.resident.fine is not None else None
+        if gate is not None and gate.counts.checked:
+            counts = gate.counts
+            logger.info(
+                "moet: gate since the start: %d of %d steps fired (%.1f %%), %d changed the next "
+                "token; %d audits, %d changed it; %.1f experts and %.1f ms a fire or audit",
+                counts.fires,
+                counts.checked,
+                100 * counts.fires / counts.checked,
+                counts.flipped,
+                counts.audits,
+                counts.audit_flipped,
+                counts.promoted / max(counts.fires + counts.audits, 1),
+                1000 * counts.seconds / max(counts.fires + counts.audits, 1),
+            )
 
-    def _count(self, metrics: Metrics, counts: Counts | Snapshot) -> None:
+    def _count(self, metrics: Metrics, counts: Counts | Snapshot | Tier | GateCounts) -> None:
         for name, (field, _) in metrics.items():
             value = getattr(counts, field)
             if value != self._published[name]:
