@@ -7,7 +7,7 @@ import pytest
 from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
 
 from moet_core.errors import ConfigError
-from moet_vllm.config import SCHEDULER
+from moet_vllm.config import SCHEDULER, MoetConfig
 from moet_vllm.drafter_head import is_drafter_head
 from moet_vllm.formats import FLOAT, MXFP4, NVFP4
 from moet_vllm.routed_experts import _drafter_codec, in_main_stack, vllm_method
@@ -88,13 +88,14 @@ class TestPool:
             model_config=SimpleNamespace(has_inner_state=False),
             speculative_config=SimpleNamespace(method=method) if method else None,
             kv_transfer_config=None,
+            parallel_config=SimpleNamespace(pipeline_parallel_size=1),
         )
 
     @pytest.mark.parametrize("method", [None, "mtp"])
     def test_the_models_own_layers_draft_beside_a_pool(self, method: str | None) -> None:
-        _check_engine(self.engine(method), v2_runner=False)
+        _check_engine(MoetConfig(), self.engine(method), v2_runner=False)
 
     @pytest.mark.parametrize("method", ["draft_model", "eagle3"])
     def test_another_model_does_not(self, method: str) -> None:
         with pytest.raises(ConfigError, match=f"speculative decoding by {method}.*own MTP layers"):
-            _check_engine(self.engine(method), v2_runner=False)
+            _check_engine(MoetConfig(), self.engine(method), v2_runner=False)
