@@ -16,7 +16,7 @@ from moet_kernels.portable.tier import Tier
 __all__ = ["STREAM_SHAPES", "TILE_SHAPES", "sweep"]
 
 STREAM_SHAPES = tuple(
-    StreamShape(*shape) for shape in product((1, 2, 4), (4, 8), (1, 2, 3), (None, 128))
+    StreamShape(*shape) for shape in product((1, 2, 4), (4, 8), (1, 2, 3), (96, 128, 168))
 )
 
 TILE_SHAPES = (
@@ -89,7 +89,11 @@ def _prefill_cases(tier: Tier, made: list[Batch], limit: float) -> Cases:
 
 def _described(shape: StreamShape | TileShape) -> str:
     values = shape._asdict().items()
-    return ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in values if value)
+    return ", ".join(
+        f"{value} {name.replace('_', ' ')}"
+        for name, value in values
+        if value and name != "registers_of_two"
+    )
 
 
 def _no_room() -> type[Exception]:

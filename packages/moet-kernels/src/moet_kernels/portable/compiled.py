@@ -62,6 +62,7 @@ def compile_kernel(
     hidden: int = 6144,
     intermediate: int = 2048,
     top_k: int = 8,
+    clamp: bool = True,
 ) -> Compiled:
     """Compile a kernel for an architecture as its launches in `few` and `many` would.
 
@@ -73,6 +74,7 @@ def compile_kernel(
         hidden: H.
         intermediate: I.
         top_k: Experts of a token.
+        clamp: With a swiglu_limit.
     """
     tiers = [
         row_constants(row_layout(each, hidden, intermediate)) for each in (codec, fine) if each
@@ -83,7 +85,7 @@ def compile_kernel(
         "BASE": tiers[0],
         "FINE": tiers[1] if fine else (),
         "TOP_K": top_k,
-        "CLAMP": False,
+        "CLAMP": clamp,
         "COUNT": True,
         "MARK": True,
         "PAIRS": triton.next_power_of_2(few.DECODE_TOKENS * top_k),
@@ -96,15 +98,17 @@ def compile_kernel(
         options = {"num_warps": getattr(shape, f"{which}_warps"), "num_stages": shape.stages}
     else:
         kernel = getattr(decode, name)
-        launch = few.launch_options(few.GATE_UP_SHAPE if name == "gate_up" else few.DOWN_SHAPE)
+        shape_of = {"gate_up": few.GATE_UP_SHAPE, "down": few.DOWN_SHAPE}
+        launch = few.launch_options(shape_of[name], two_tiers=fine is not None)
         constants |= {key: launch.pop(key) for key in ("BLOCKS", "WARPS")}
         options = launch
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     signature = {arg: "constexpr" if arg in constants else _TYPES[arg] for arg in kernel.arg_names}
+    # What a launch tells the compiler: ids may lie anywhere, 16 divides 256 experts and W2_LEVELS.
     aligned = {
         (place,): [["tt.divisibility", 16]]
-        for place, kind in enumerate(signature.values())
-        if kind.startswith("*")
+        for place, (arg, kind) in enumerate(signature.items())
+        if (kind.startswith("*") and arg != "ids") or arg in ("experts", "levels")
     }
     source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
     built = triton.compile(source, target=GPUTarget("cuda", number, 32), options=options)

@@ -32,17 +32,20 @@ class StreamShape(NamedTuple):
         warps: Warps of a program, each with its own part of the columns. The order of sums
             follows from it.
         stages: Loads under way at a time, 1 for those of one iteration.
-        registers: Most registers of a thread, None for what the compiler wants.
+        registers: Most registers of a thread; 4 programs of 4 warps share a processor with 128.
+        registers_of_two: The same for kernels of two tiers. Without a bound the compiler aims at
+            less than it needs, and spills.
     """
 
     blocks: int
     warps: int
     stages: int = 1
-    registers: int | None = None
+    registers: int = 128
+    registers_of_two: int = 168
 
 
 GATE_UP_SHAPE = StreamShape(2, 4)
-DOWN_SHAPE = StreamShape(4, 4)
+DOWN_SHAPE = StreamShape(2, 4)
 
 
 def few_parts(
@@ -89,7 +92,7 @@ def launch_gate_up(
         COUNT=missing is not None,
         MARK=wanted is not None,
         **_constants(topk_ids, base, fine),
-        **launch_options(shape),
+        **launch_options(shape, two_tiers=fine is not None),
     )
     return activated
 
@@ -112,18 +115,18 @@ def launch_down(
         len(base.slot_of),
         ptx.W2_LEVELS,
         **_constants(topk_ids, base, fine),
-        **launch_options(shape),
+        **launch_options(shape, two_tiers=fine is not None),
     )
 
 
-def launch_options(shape: StreamShape) -> dict[str, Any]:
+def launch_options(shape: StreamShape, *, two_tiers: bool) -> dict[str, Any]:
     """Return the arguments of a launch that follow from a shape."""
     return {
         "BLOCKS": shape.blocks,
         "WARPS": shape.warps,
         "num_warps": shape.warps,
         "num_stages": shape.stages,
-        "maxnreg": shape.registers,
+        "maxnreg": shape.registers_of_two if two_tiers else shape.registers,
     }
 
 

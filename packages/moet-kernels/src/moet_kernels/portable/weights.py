@@ -109,7 +109,7 @@ def step_words(words, WORDS: tl.constexpr):
         even, odd = tl.split(tl.reshape(words, halved))
         first, third = tl.split(even)
         second, fourth = tl.split(odd)
-        split = (first, second, third, fourth)
+        split = (first, second, third, fourth)  # type: ignore[assignment] # as long as WORDS
     return split
 
 
