@@ -74,14 +74,15 @@ def walked(model: TinyMoe, answers: list[Answer]) -> tuple[int, int]:
 
 
 def _served(name: str, found: Answers, drafts: int) -> Iterator[Measurement]:
-    tokens = sum(len(answer.tokens) for answer in found.answers)
     for position, accepted in enumerate(found.accepted, 1):
         what = f"accepted of drafts: k={drafts} position {position}, {name}"
         yield measurement(what, "fraction", [accepted / found.steps])
     if drafts:
         length = 1 + sum(found.accepted) / found.steps
         yield measurement(f"tokens a step: k={drafts}, {name}", "tokens", [length])
-    yield measurement(f"decode of 8: k={drafts}, {name}", "tokens/s", [tokens / found.seconds])
+    whole = found.seconds[: len(found.answers) // 8]
+    rates = [8 * TOKENS / seconds for seconds in whole]
+    yield measurement(f"decode of 8: k={drafts}, {name}", "tokens/s", rates)
 
 
 def measure(model: str, moet: dict[str, Any], name: str) -> tuple[list[Measurement], Any]:
@@ -117,8 +118,8 @@ def measure(model: str, moet: dict[str, Any], name: str) -> tuple[list[Measureme
                 streams=1,
             )
         )
-        rate = SINGLE * TOKENS / single.seconds
-        measured.append(measurement(f"decode of 1: k={drafts}, {name}", "tokens/s", [rate]))
+        one = [TOKENS / seconds for seconds in single.seconds]
+        measured.append(measurement(f"decode of 1: k={drafts}, {name}", "tokens/s", one))
     return measured, answers
 
 
@@ -165,8 +166,8 @@ def main() -> None:
                 f"each; of drafts: {TOKENS} tokens after the first {PROMPT} of each text, 8 "
                 "requests at a time",
                 "by the training code: its drafts for vLLM's answers, met as an engine meets them",
-                f"decode: generated tokens over the whole time, prefill included; of 1: the first "
-                f"{SINGLE} prompts, one at a time",
+                "decode: generated tokens over the time, prefill included, of 8 requests at a "
+                f"time, three times; of 1: the first {SINGLE} prompts, one at a time",
             ),
         ),
         force=True,

@@ -72,7 +72,7 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         answers: of all turns, one after the other.
-        seconds: that the answers took.
+        seconds: that each lot of `streams` requests took.
         cached: prompt tokens that were found in the prefix cache.
         steps: drafts that were verified, one a request and step.
         accepted: of these, how many were right at each position.
@@ -81,7 +81,7 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     answers: list[Answer]
-    seconds: float
+    seconds: list[float]
     cached: int
     steps: int
     accepted: list[int]
@@ -124,25 +124,28 @@ def _make(job: Job) -> Any:
     )
 
 
-def _generate(llm: Any, job: Job) -> list[Answer]:
+def _generate(llm: Any, job: Job) -> tuple[list[Answer], list[float]]:
     from vllm import SamplingParams
 
     greedy = SamplingParams(temperature=0, max_tokens=job.tokens, min_tokens=job.tokens, logprobs=5)
     found: list[Answer] = []
+    seconds: list[float] = []
     prompts = job.prompts
     for _ in range(job.turns):
         turn = []
         for first in range(0, len(prompts), job.streams):
             batch = prompts[first : first + job.streams]
             given = [{"prompt_token_ids": prompt} for prompt in batch]
+            started = time.perf_counter()
             requests = llm.generate(given, greedy, use_tqdm=False)
+            seconds.append(time.perf_counter() - started)
             for prompt, request in zip(batch, requests, strict=True):
                 (output,) = request.outputs
                 best = [{str(t): e.logprob for t, e in at.items()} for at in output.logprobs]
                 turn.append(Answer(prompt, list(output.token_ids), best))
         prompts = [answer.prompt + answer.tokens[: 3 * job.tokens // 4] for answer in turn]
         found += turn
-    return found
+    return found, seconds
 
 
 def _watch(worker: Any) -> None:
@@ -190,10 +193,8 @@ def _main() -> None:
         from vllm import SamplingParams
 
         llm.generate("warm up", SamplingParams(max_tokens=2), use_tqdm=False)
-    started = time.perf_counter()
     before = {metric.name: metric for metric in llm.get_metrics()}
-    answers = _generate(llm, job)
-    seconds = time.perf_counter() - started
+    answers, seconds = _generate(llm, job)
     after = {metric.name: metric for metric in llm.get_metrics()}
     steps = "vllm:spec_decode_num_drafts"
     positions = "vllm:spec_decode_num_accepted_tokens_per_pos"
