@@ -3,6 +3,7 @@
 import pytest
 
 from moet_kernels.portable.compiled import ARCHITECTURES, compile_kernel
+from moet_kernels.portable.few import DOWN_SHAPE
 
 WORDS = 16
 """Code words a lane decodes in an iteration of w2's decode kernels: 4 row blocks, 4 each."""
@@ -27,7 +28,7 @@ def test_decode_streams_16_byte_lanes_and_decodes_them_in_registers(number):
 def test_decode_of_fp4_stays_in_registers(codec):
     found = compile_kernel("down", 90, codec)
     assert found.stack == 0, "registers spill"
-    assert found.count("LDG.E.128") == 4, found.loop
+    assert found.count("LDG.E.128") == DOWN_SHAPE.blocks, found.loop
     assert found.count("LDS", "STS", "SHFL", "BAR") == 0, found.loop
 
 
