@@ -33,6 +33,7 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0")
 
 FINE_ROW, BASE_EXPERTS = 16384, 512
 TAUS = (0.3, 0.5, 0.6, 0.7, 0.9, 1.0)
+SERVED_TAUS = (0.5, 0.6, 0.7, 0.9, 1.0)
 SHARES = (0.1, 0.25, 0.5)
 GATE_SHARE = 0.25
 AUDIT = 0.1
@@ -151,7 +152,7 @@ def configurations(packs: Path) -> dict[str, dict[str, Any]]:
     found["W2, prompts fine"] = base | gate | {"tau": 0.0}
     for part in SHARES:
         found[f"fine tier of {part:.0%} by use"] = base | {"fine": share(part)}
-    for tau in TAUS:
+    for tau in SERVED_TAUS:
         found[f"gate {tau}"] = base | gate | {"tau": tau}
     found["gate 0.6, prompts at base"] = base | gate | {"tau": 0.6, "prompts": "base"}
     found[f"gate 0.6, {AUDIT:.0%} audited"] = base | gate | {"tau": 0.6, "gate_audit": AUDIT}
@@ -243,7 +244,7 @@ def read_texts(tokenizer: Any, *, short: bool) -> list[Texts]:
     some = [part for part in ids if len(part) >= 128]
     if short:
         return [Texts("short", some[:2], 64, 16), Texts("long", long[:1], 1500, 8)]
-    return [Texts("short", some[:10], 64, 48), Texts("long", long[:3], 1500, 32)]
+    return [Texts("short", some[:6], 64, 40), Texts("long", long[:2], 1500, 24)]
 
 
 def add_counts(add: Any, name: str, resident: Any) -> None:

@@ -3,6 +3,9 @@ import json
 import os
 import shutil
 import struct
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -166,3 +169,28 @@ def test_an_identity_needs_every_file(checkpoint):
     (checkpoint / "two.safetensors").unlink()
     with pytest.raises(ValueError, match=r"two\.safetensors has no digest"):
         identity_of(checkpoint_files(checkpoint))
+
+
+def test_ranks_may_keep_the_same_record_at_once(checkpoint, packs):
+    files = checkpoint_files(checkpoint)
+    with ThreadPoolExecutor(8) as pool:
+        paths = list(pool.map(lambda _: write_record(packs, files), range(64)))
+    assert set(paths) == set(packs.iterdir())
+
+
+def test_processes_write_their_own_drafts(checkpoint, packs):
+    files = checkpoint_files(checkpoint)
+    code = """
+import sys
+from pathlib import Path
+from moet_store.identity import checkpoint_files, write_record
+checkpoint, packs = map(Path, sys.argv[1:])
+for _ in range(50):
+    write_record(packs, checkpoint_files(checkpoint)).unlink(missing_ok=True)
+write_record(packs, checkpoint_files(checkpoint))
+"""
+    command = [sys.executable, "-c", code, str(checkpoint), str(packs)]
+    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    failures = [process.communicate()[1] for process in running]
+    assert failures == ["", "", ""]
+    assert recorded_files(packs, {**files, "two.safetensors": None}) == files

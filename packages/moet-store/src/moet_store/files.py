@@ -76,15 +76,19 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, *, writer: str = "") -> None:
     """Put a file in place in one step: a crash leaves the old one or the new one, whole.
 
-    The caller holds the lock that makes it the only one to replace this file.
+    Args:
+        path: The file.
+        data: Its content.
+        writer: Tells writers apart that may replace the file at the same time, for the draft's
+            name; empty where the caller holds the lock that makes it the only one.
 
     Raises:
         OSError: What the kernel answered; the old file is still there.
     """
-    draft = path.with_name(f"{path.name}.new")
+    draft = path.with_name(f"{path.name}{writer}.new")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
         write_at(fd, memoryview(data), 0)

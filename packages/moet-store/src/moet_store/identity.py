@@ -11,6 +11,7 @@ deleted: what is left of the checkpoint must still be what the packs were made f
 
 import hashlib
 import struct
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -106,8 +107,11 @@ def write_record(folder: Path, files: Files) -> Path:
     """
     path = folder / f"{identity_of(files)[:16]}{RECORD_SUFFIX}"
     record = _Record(RECORD_VERSION, {name: part for name, part in files.items() if part})
+    data = msgspec.json.encode(record) + b"\n"
     try:
-        replace_file(path, msgspec.json.encode(record) + b"\n")
+        # Every rank of a model keeps the same record, and several may do so at once.
+        if not _holds(path, data):
+            replace_file(path, data, writer=f".{uuid.uuid4().hex}")
     except OSError as error:
         raise io_error(error, path, "write the checkpoint's record") from error
     return path
@@ -139,6 +143,13 @@ def recorded_files(folder: Path, files: Files) -> dict[str, str | None]:
         found="none that agrees with the files that are there",
         advice="Download the checkpoint again, or name the folder of its packs.",
     )
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        return path.read_bytes() == data
+    except FileNotFoundError:
+        return False
 
 
 def _read_record(path: Path) -> dict[str, str]:

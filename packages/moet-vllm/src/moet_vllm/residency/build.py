@@ -212,7 +212,7 @@ class ResidencyBuild:
     def _fine(self, rows: TierRows) -> FineTier:
         config = self.config
         assert config.fine is not None
-        shape = pool_shape("fine", config.fine, *self._sizes(), rows.layout, always_ring=True)
+        shape = pool_shape("fine", config.fine, *self._sizes(), rows.layout, is_fine=True)
         gate = None
         if config.gate != "off":
             assert config.tau is not None
@@ -240,7 +240,7 @@ def pool_shape(
     top_k: int,
     row: RowLayout,
     *,
-    always_ring: bool = False,
+    is_fine: bool = False,
 ) -> PoolShape:
     """Divide a pool into slots and the ring of streamed steps.
 
@@ -251,21 +251,23 @@ def pool_shape(
         experts: Routed experts of a layer.
         top_k: Experts a token is routed to.
         row: Layout of a row.
-        always_ring: Have a ring beside slots for all experts too: they may be absent at first.
+        is_fine: A fine tier: it may be smaller than a layer, and it has a ring beside slots for
+            all experts too, since they may be absent at first.
 
     Raises:
-        ConfigError: The pool is smaller than one layer.
+        ConfigError: The pool is smaller than one layer; a fine tier, than two tokens' experts.
     """
     total = len(layers) * experts
     slots = total if size == "all" else int(float(size) * GIB) // row.row_bytes
-    if slots < experts:
+    least, what = (2 * top_k, "two tokens'") if is_fine else (experts, "one layer of")
+    if slots < least:
         raise ConfigError(
-            f"{name} is {size} GiB, which holds {slots} experts; wanted at least one layer of "
-            f"{experts} ({experts * row.row_bytes / GIB:.4f} GiB). Make {name} larger."
+            f"{name} is {size} GiB, which holds {slots} experts; wanted at least {what} {least} "
+            f"({least * row.row_bytes / GIB:.4f} GiB). Make {name} larger."
         )
     ring = max(2, min(2 * top_k, slots // 4), slots // 32) // 2 * 2
     if slots >= total:
-        slots, ring = total, ring if always_ring else 0
+        slots, ring = total, ring if is_fine else 0
     else:
         slots -= ring
     return PoolShape(layers=layers, experts=experts, top_k=top_k, row=row, slots=slots, ring=ring)
