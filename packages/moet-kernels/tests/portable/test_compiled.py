@@ -1,7 +1,11 @@
 """The kernels compiled for GPUs that need not be there, and what became of their main loops."""
 
 import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
+from moet_kernels.portable import decode, grouping
 from moet_kernels.portable.compiled import ARCHITECTURES, compile_kernel
 from moet_kernels.portable.few import DOWN_SHAPE
 
@@ -42,3 +46,26 @@ def test_prefill_feeds_hoppers_matrix_units_from_registers(kernel):
     assert found.stack == 0, "registers spill"
     assert found.count("HGMMA.64x128x16") in (8, 16), found.loop
     assert found.count("STS") == 0, f"operands go over shared memory: {found.loop}"
+
+
+@pytest.mark.parametrize("ids", ["*i32", "*i64"])
+@pytest.mark.parametrize(
+    ("kernel", "constants"),
+    [
+        (decode.combine, {"HIDDEN": 6144, "TOP_K": 8, "FINE": True, "BLOCK": 1024}),
+        (grouping.mark, {"FINE": True, "COUNT": True, "MARK": True, "BLOCK": 1024}),
+        (grouping.count, {"FINE": False, "BLOCK": 1024}),
+        (grouping.sort, {"GROUP": 128, "EXPERTS": 512, "BLOCK": 1024}),
+    ],
+    ids=["combine", "mark", "count", "sort"],
+)
+def test_the_kernels_around_compile_for_either_width_of_ids(kernel, constants, ids):
+    kinds = {"ids": ids, "parts": "*fp32", "weights": "*fp32", "out": "*bf16", "wanted": "*u8"}
+    kinds |= dict.fromkeys(("pairs", "experts", "groups"), "i32")
+    signature = {
+        arg: "constexpr" if arg in constants else kinds.get(arg, "*i32") for arg in kernel.arg_names
+    }
+    source = ASTSource(kernel, signature, constexprs=constants)
+    options = {"enable_fp_fusion": False}
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert "fma" not in built.asm["ptx"], "k is summed with other roundings than torch has"

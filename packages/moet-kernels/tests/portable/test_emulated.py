@@ -27,7 +27,7 @@ from moet_kernels.sass.assemble import disassemble
 from moet_kernels.sass.cubin import Cubin
 from moet_kernels.sass.machine import WARP, Buffer, Machine
 from moet_kernels.sass.memory_ops import _addresses
-from moet_kernels.sass.tools import have_tools
+from moet_kernels.sass.tools import find_tool, have_tools
 from moet_kernels.sass.values import integer, raw, signed
 
 TOP_K, EXPERTS = 2, 6
@@ -198,6 +198,8 @@ def _more_operations(monkeypatch):
         self.vector.known[:] = True
 
     monkeypatch.setattr(Machine, "__init__", with_garbage)
+    yield
+    find_tool.cache_clear()  # others may not find Triton's nvdisasm, which is older than theirs
 
 
 # -- launches
