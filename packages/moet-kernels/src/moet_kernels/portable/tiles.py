@@ -1,7 +1,8 @@
 """Tiles of decoded weights, scales included: operands of products with many vectors.
 
 Every weight times its scale is exact in bfloat16, so the product needs one sum over all of K.
-Columns come in the order `weights` explains, which activations must be stored in.
+The columns of every 16 come in the order (pair, t, member of pair), which the matrix unit has and
+activations must be stored in.
 """
 
 import triton

@@ -1,10 +1,12 @@
 """Weights from plane words to MMA operands, in registers: what every portable kernel is made of.
 
 A warp's load of one block of 16 rows is the plane's own order: lane 4 g + t gets 16 consecutive
-bytes. What it decodes is just what the lane must hold of an MMA's A operand, rows g and g + 8 and
-columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of each 16, if the columns of every 16 are taken in the
-order (pair, t, member of pair). Activations are taken in that order too. So nothing moves between
-lanes; permuting columns only reorders a sum.
+bytes. What it decodes is just what the lane must hold of an MMA's A operand: rows g and g + 8 and
+four columns of every 16. The plane calls them 4 t to 4 t + 3, the matrix unit 2 t, 2 t + 1, 2 t + 8
+and 2 t + 9; activations are held the same way, so nothing moves between lanes, and a permutation
+of columns only reorders a sum. `mma.sync` of decode takes both operands from registers, and
+Triton lets them have four consecutive columns a lane: columns stay (t, pair, member of pair).
+`wgmma` of prefill takes activations from memory in its own order: (pair, t, member), see `tiles`.
 
 Triton gives each load a layout of its own: the dimension with the longest run of consecutive
 addresses first, then the last dimension, and so on. Lanes are therefore one dimension of 32 with
