@@ -91,6 +91,10 @@ class TestDrafts:
         found = check("demo", "model=owner/name", "speculative_tokens=1")["drafts"]
         assert found == "1 token(s) a step, by MTP layers that are not here yet"
 
+    def test_pipeline_stages_do_not_draft(self, check):
+        with pytest.raises(ConfigError, match="speculative_tokens and pipeline_parallel_size > 1"):
+            check("demo", "speculative_tokens=1", "pipeline_parallel_size=2")
+
     def test_a_model_that_has_no_drafter(self, check, model):
         with pytest.raises(ConfigError, match="needs a model that drafts for itself"):
             check(str(model), "speculative_tokens=1")

@@ -114,6 +114,11 @@ def _drafts(plan: Plan) -> str:
     tokens = plan["speculative_tokens"]
     if not tokens:
         return "none"
+    if (plan["pipeline_parallel_size"] or 1) > 1:
+        raise ConfigError(
+            "speculative_tokens and pipeline_parallel_size > 1 exclude each other: vLLM "
+            f"{VLLM_VERSION} cannot divide a model that drafts into stages. Leave one of them out."
+        )
     folder = local_folder(plan["model"])
     by = "MTP layers that are not here yet"
     if folder is not None:
