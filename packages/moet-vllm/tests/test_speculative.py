@@ -1,7 +1,6 @@
 """TinyMoE with its MTP layer drafting: the same tokens, and most drafts are accepted."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +31,7 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def serve(run_engine: Run) -> Run:
-    def run(drafts: int, moet: dict[str, Any], model: Path = tinymoe.CHECKPOINT) -> dict[str, Any]:
+    def run(drafts: int, moet: dict[str, Any], tensor_parallel: int = 1) -> dict[str, Any]:
         engine: dict[str, Any] = {"disable_log_stats": False, "max_num_batched_tokens": 48}
         if drafts:
             engine["speculative_config"] = {"method": "mtp", "num_speculative_tokens": drafts}
@@ -41,7 +40,14 @@ def serve(run_engine: Run) -> Run:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("OMP_NUM_THREADS", "1")
             patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-            return run_engine(model, moet=moet, prompts=prompts(), tokens=TOKENS, engine=engine)
+            return run_engine(
+                tinymoe.CHECKPOINT,
+                moet=moet,
+                prompts=prompts(),
+                tokens=TOKENS,
+                engine=engine,
+                tensor_parallel=tensor_parallel,
+            )
 
     return run
 
@@ -52,7 +58,9 @@ def plain(serve: Run) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("drafts", "moet"), [(3, {}), (1, {"pool": HALF})], ids=["resident", "pool"]
+    ("drafts", "moet", "tensor_parallel"),
+    [(3, {}, 1), (1, {"pool": HALF}, 1), (2, {}, 2)],
+    ids=["resident", "pool", "tensor parallel"],
 )
 def test_drafts_change_no_token_and_most_are_accepted(
     serve: Run,
@@ -60,15 +68,16 @@ def test_drafts_change_no_token_and_most_are_accepted(
     comparisons: dict[str, Comparison],
     drafts: int,
     moet: dict[str, Any],
+    tensor_parallel: int,
 ) -> None:
-    got = serve(drafts, moet)
+    got = serve(drafts, moet, tensor_parallel)
     assert plain["answers"] is not None, plain["log"]
     assert got["answers"] is not None, got["log"]
     found = compare(plain["answers"], got["answers"], ROUNDING_NATS)
-    comparisons[f"k={drafts} against k=0, {moet}"] = found
+    comparisons[f"k={drafts} against k=0, {moet}, tp{tensor_parallel}"] = found
     assert not found.faults, found.faults
     assert found.compared >= len(prompts()) * TOKENS // 2, f"too little is comparable: {found}"
     assert len(got["acceptance"]) == drafts
     assert got["acceptance"][0] > 0.6, f"wanted about 0.8 of first drafts, got {got['acceptance']}"
     converted = [line for line in got["log"].splitlines() if f'{MARKER}{{"event":"conv' in line]
-    assert ['"layers":8,' in line for line in converted] == [True], converted
+    assert ['"layers":8,' in line for line in converted] == [True] * tensor_parallel, converted

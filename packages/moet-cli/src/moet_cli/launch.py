@@ -35,7 +35,7 @@ def make_launch(plan: Plan, output: Output) -> Launch:
         url=server_url(plan),
         log=log,
         converts=plan["experts"] != "native",
-        metrics=log.with_name(f"{log.name}.metrics") if plan.moet.is_resident else None,
+        metrics=_metrics_folder(plan, log),
     )
     output.say(f"server log: {launch.log}")
     return launch
@@ -110,6 +110,13 @@ def _origin(value: Value) -> str:
     chosen = [lost for lost in value.lost if lost.source is not Source.DEFAULT]
     instead = ", ".join(f"{lost.value} ({_SOURCES[lost.source]})" for lost in chosen)
     return _SOURCES[value.source] + (f", instead of {instead}" if instead else "")
+
+
+def _metrics_folder(plan: Plan, log: Path) -> Path | None:
+    """Return where a pool's ranks share their metrics; the user's own folder stays theirs."""
+    if not plan.moet.is_resident or "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        return None
+    return log.with_name(f"{log.name}.metrics")
 
 
 def _new_log(plan: Plan) -> Path:

@@ -174,8 +174,8 @@ OPTIONS: dict[str, Option] = {
         ),
         _moet(
             "gate_audit",
-            Annotated[float, msgspec.Meta(ge=0, le=1)],
-            0,
+            Annotated[float, msgspec.Meta(gt=0, le=1)] | None,
+            None,
             "probability that a certain step runs again too, to measure what the gate misses",
         ),
         _moet(

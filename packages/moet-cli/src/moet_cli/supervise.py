@@ -6,7 +6,6 @@ server's parent and stops the whole tree, also if moet is killed.
 """
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NoReturn, TypeVar
 
@@ -50,8 +50,8 @@ class Launch(msgspec.Struct, frozen=True):
         url: where the server will answer.
         log: file for its output.
         converts: whether every rank must report that its experts became W2.
-        metrics: folder for the metrics of the server's processes; made anew, and removed at the
-            end. None leaves each process its own.
+        metrics: folder for the metrics of the server's processes, empty at the start and removed
+            at the end. None leaves each process its own.
     """
 
     command: tuple[str, ...]
@@ -99,7 +99,7 @@ class Server:
         self._oom_kills = oom_kills()
         self._started = self._last_line = time.monotonic()
         if self.launch.metrics is not None:
-            _make_anew(self.launch.metrics)
+            _empty(self.launch.metrics)
         with _create(self.launch.log) as log:
             self._guard = subprocess.Popen(
                 [sys.executable, "-m", "moet_cli.guard", str(self._grace), *self.launch.command],
@@ -117,7 +117,7 @@ class Server:
         self.stop()
         self._log.close()
         if self.launch.metrics is not None:
-            shutil.rmtree(self.launch.metrics, ignore_errors=True)
+            _remove(self.launch.metrics)
 
     def wait_ready(self, timeout: float, show: Callable[[Progress], None]) -> None:
         """Wait until the server has computed a token with experts that became W2.
@@ -252,15 +252,24 @@ class Server:
         return ServerError(f"{what.rstrip('.')}.{quoted}Its whole output: {self.launch.log}")
 
 
-def _make_anew(folder: Path) -> None:
+def _empty(folder: Path) -> None:
+    """Make a folder for metrics; of one that is there, delete what prometheus_client wrote."""
     try:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in folder.glob("*.db"):
+            file.unlink()
     except OSError as error:
         raise ServerError(
             f"The folder {folder} for the server's metrics cannot be made: {error.strerror}; "
             "choose another place with --set log=FILE."
         ) from error
+
+
+def _remove(folder: Path) -> None:
+    with suppress(OSError):  # whatever else is in it stays
+        for file in folder.glob("*.db"):
+            file.unlink()
+        folder.rmdir()
 
 
 def _create(log: Path) -> BinaryIO:

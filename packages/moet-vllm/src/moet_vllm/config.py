@@ -67,7 +67,7 @@ class MoetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     tau: Annotated[float, msgspec.Meta(ge=0)] | None = None
     gate_budget: Annotated[int, msgspec.Meta(ge=0)] = 0
     gate_passes: Annotated[int, msgspec.Meta(ge=0)] = 3
-    gate_audit: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0
+    gate_audit: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     report_seconds: Annotated[int, msgspec.Meta(ge=0)] = 60
 
     @property
@@ -119,9 +119,24 @@ def _check(config: MoetConfig) -> None:
         (config.tau is not None and no_gate, "tau", "gate=off"),
         (config.gate_budget > 0 and no_gate, "gate_budget", "gate=off"),
         (config.gate_passes != 3 and no_gate, "gate_passes", "gate=off"),
-        (config.gate_audit > 0 and no_gate, "gate_audit", "gate=off"),
+        (config.gate_audit is not None and no_gate, "gate_audit", "gate=off"),
         (native and config.is_resident, "a pool or packs", "experts=native, which vLLM holds"),
-        (config.host_store == "pinned" and not partial, "host_store=pinned", "pool=all"),
+        (
+            config.host_store is not None and not partial and no_fine,
+            f"host_store={config.host_store}",
+            "pool=all",
+        ),
+        (
+            config.host_store == "arena" and not partial and config.fine_arena is None,
+            "host_store=arena",
+            "pool=all and no arena",
+        ),
+        (
+            config.fine_arena is not None and config.host_store in ("pinned", "pack"),
+            "fine_arena",
+            f"host_store={config.host_store}",
+        ),
+        (bool(config.packs) and not config.pack_folders, "packs", "no folder in it"),
         (config.arena is not None and not partial, "arena", "pool=all"),
         (
             config.arena is not None and config.store != "arena",
@@ -136,6 +151,11 @@ def _check(config: MoetConfig) -> None:
             raise ConfigError(
                 f'additional config "moet": {setting} has no effect beside {beside}; leave one out.'
             )
+    if config.gate == "max_prob" and config.tau is not None and config.tau > 1:
+        raise ConfigError(
+            f'additional config "moet": tau={config.tau} is no probability: with gate=max_prob it '
+            "is at most 1, which fires at every step."
+        )
     if not no_gate and config.tau is None:
         raise ConfigError(
             f'additional config "moet": gate={config.gate} needs tau, the confidence at or below '

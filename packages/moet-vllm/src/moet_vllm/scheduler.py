@@ -2,8 +2,10 @@
 
 Given to vLLM as `--scheduler-cls moet_vllm.scheduler.make_scheduler`. A step whose
 experts could not be read still comes back with sampled tokens, so that every process stays in
-step with the others; here those tokens are dropped, the requests of the step end with an error,
-and what the step wrote to the KV cache is never found by another request.
+step with the others; here those tokens are dropped and all running requests end with an error:
+those of the step, and those that were scheduled since and may have found its blocks in the prefix
+cache. The whole prefix cache is dropped with them, since blocks of aborted and preempted requests
+cannot be told apart any more.
 """
 
 import dataclasses
@@ -72,31 +74,20 @@ class _Outcomes(Scheduler):
     def _fail(
         self, scheduler_output: SchedulerOutput, output: ModelRunnerOutput, failure: str
     ) -> Outputs:
-        scheduled = [
-            request_id
-            for request_id in scheduler_output.num_scheduled_tokens
-            if request_id in self.requests and not self.requests[request_id].is_finished()
-        ]
-        written = self._written_blocks(scheduler_output, set(scheduled))
-        # Requests that were scheduled since may have found those blocks in the cache.
-        failed = scheduled + [
-            request.request_id
-            for request in self.running
-            if request.request_id not in scheduled
-            and not written.isdisjoint(self._blocks_of(request.request_id))
-        ]
         nothing = dataclasses.replace(
             output,
             sampled_token_ids=[[] for _ in output.req_ids],
             logprobs=None,
             prompt_logprobs_dict={},
+            pooler_output=None,
         )
         outputs = super().update_from_output(scheduler_output, nothing)
-        if written:
-            self.kv_cache_manager.evict_blocks(written)
-        logger.error("moet: %d requests end with an error. %s", len(failed), failure)
-        requests = [self.requests[request_id] for request_id in failed]
-        self.finish_requests(failed, RequestStatus.FINISHED_ERROR)
+        requests = list(self.running)
+        self.kv_cache_manager.evict_blocks(set(range(self.kv_cache_config.num_blocks)))
+        logger.error("moet: %d requests end with an error. %s", len(requests), failure)
+        self.finish_requests(
+            [request.request_id for request in requests], RequestStatus.FINISHED_ERROR
+        )
         for request in requests:
             self._degraded.pop(request.request_id, None)
             batch = outputs.setdefault(request.client_index, EngineCoreOutputs())
@@ -111,26 +102,6 @@ class _Outcomes(Scheduler):
                 )
             )
         return outputs
-
-    def _written_blocks(self, scheduler_output: SchedulerOutput, requests: set[str]) -> set[int]:
-        """Return the KV blocks that a step wrote to."""
-        cached = scheduler_output.scheduled_cached_reqs
-        before = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        for new in scheduler_output.scheduled_new_reqs:
-            before[new.req_id] = new.num_computed_tokens
-        groups = self.kv_cache_config.kv_cache_groups
-        written: set[int] = set()
-        for request_id in requests:
-            for group, blocks in zip(
-                groups, self.kv_cache_manager.get_block_ids(request_id), strict=True
-            ):
-                first = before[request_id] // group.kv_cache_spec.block_size
-                written.update(blocks[first:])
-        return written
-
-    def _blocks_of(self, request_id: str) -> set[int]:
-        groups = self.kv_cache_manager.get_block_ids(request_id)
-        return {block for group in groups for block in group}
 
 
 class MoetScheduler(_Outcomes):

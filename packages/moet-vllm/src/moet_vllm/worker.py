@@ -68,6 +68,7 @@ class MoetWorker(StockWorker):
     _build: ResidencyBuild | None = None
     _failure = ""
     _lacking = 0
+    _has_pool = False
     _flag_sends: list[Any]
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -81,6 +82,7 @@ class MoetWorker(StockWorker):
         check_version(vllm.__version__)
         _check_engine(config, self.vllm_config, self.use_v2_model_runner)
         self._flag_sends = []
+        self._has_pool = True
         with building(ResidencyBuild(config, _rank(self.vllm_config, self.device))) as build:
             super().load_model(*args, **kwargs)
         self._open_pool(build)
@@ -98,17 +100,22 @@ class MoetWorker(StockWorker):
             ConfigError: Settings that do not fit, or that need the checkpoint once more.
         """
         assert self._build is not None
+        if not self.model_config.enforce_eager:
+            raise ConfigError(
+                "A pool cannot be replaced under CUDA graphs, which keep its memory's addresses; "
+                "start with --enforce-eager, or restart the server."
+            )
         config = parse_config(settings)
-        build = self._build.again(config)
+        _check_engine(config, self.vllm_config, self.use_v2_model_runner)
         if self.resident is not None:
             self._close_pool()
-        self._open_pool(build)
+        self._open_pool(self._build.again(config))
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """Run a step; a failure travels with it to the last pipeline stage."""
         self._failure, self._lacking = "", 0
         output = super().execute_model(scheduler_output)
-        if scheduler_output.total_num_scheduled_tokens and self._has_pool():
+        if scheduler_output.total_num_scheduled_tokens and self._has_pool:
             self._note_outcome()
         return self._mark(output)
 
@@ -148,10 +155,6 @@ class MoetWorker(StockWorker):
                 tp_rank=get_tp_group().rank_in_group,
                 codec=config.experts,
             )
-
-    def _has_pool(self) -> bool:
-        config = configured(self.vllm_config)
-        return config is not None and config.is_resident
 
     def _preload(self, config: MoetConfig) -> None:
         resident = self.resident
@@ -320,6 +323,17 @@ def _check_engine(config: MoetConfig, vllm_config: VllmConfig, v2_runner: bool) 
             config.gate != "off" and vllm_config.parallel_config.pipeline_parallel_size > 1,
             "a confidence gate over pipeline stages, all of which would have to run again",
             "use tensor parallelism, or set gate to off",
+        ),
+        (
+            config.miss_tolerance > 0 and vllm_config.cache_config.enable_prefix_caching,
+            "miss_tolerance beside prefix caching, through which an approximate step's blocks "
+            "would reach exact requests",
+            "add --no-enable-prefix-caching",
+        ),
+        (
+            vllm_config.cache_config.calculate_kv_scales,
+            "--calculate-kv-scales, whose first pass may lack experts",
+            "leave it out",
         ),
         (
             vllm_config.kv_transfer_config is not None,

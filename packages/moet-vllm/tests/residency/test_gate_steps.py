@@ -3,6 +3,9 @@
 import errno
 import os
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -174,6 +177,62 @@ def test_ranks_fire_together(model):
         read=lambda _: None,
     )
     same(got, model.alone(x, fine=True))
+
+
+class Ranks:
+    """Two ranks in threads of their own, which agree as tensor-parallel ranks do."""
+
+    def __init__(self):
+        self._barrier = threading.Barrier(2, timeout=20)
+        self._values = [0, 0]
+
+    def agree(self, rank):
+        def agree(value):
+            self._values[rank] = value
+            self._barrier.wait()
+            largest = max(self._values)
+            self._barrier.wait()
+            return largest
+
+        return agree
+
+    def run(self, *steps):
+        """Run what each rank does side by side; a rank that waits alone is an error."""
+        with ThreadPoolExecutor(2) as pool:
+            return [future.result() for future in [pool.submit(step) for step in steps]]
+
+
+@pytest.mark.parametrize("budget", [0, 3])
+@pytest.mark.parametrize("by_use", [False, True])
+def test_ranks_stay_in_step_after_one_of_them_could_not_read(model, tmp_path, budget, by_use):
+    faults = []
+
+    def preadv(fd, buffers, offset):
+        if faults:
+            raise OSError(faults.pop(), "injected")
+        return os.preadv(fd, buffers, offset)
+
+    ranks, residents = Ranks(), []
+    pack = model.write_pack(tmp_path, fine=True)
+    for rank in range(2):
+        store = model.packed(pack, 0, PoolEngine(1, preadv if rank == 0 else os.preadv))
+        gate = None if by_use else Gate(GateSettings(tau=1.0, passes=0, budget=budget))
+        fine = model.fine_tier(ALL // 2, store, gate=gate, by_use=by_use, prompts=False)
+        residents.append(
+            model.resident(ALL // 2, model.pinned(), fine=fine, agree=ranks.agree(rank))
+        )
+    for number in range(12):
+        x = tokens(1, number % 4)
+        if number in (0, 4):
+            faults.append(errno.EIO)
+        outputs = ranks.run(*(partial(model.step, resident, x) for resident in residents))
+        assert (residents[0].failure is None) == (residents[1].failure is None)
+        if residents[0].failure is None and by_use:
+            same(outputs[0], outputs[1])
+        for resident in residents:
+            resident.check_integrity()
+    for resident in residents:
+        resident.close()
 
 
 @pytest.mark.parametrize("prompt", [False, True])

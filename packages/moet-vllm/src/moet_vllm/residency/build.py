@@ -221,7 +221,7 @@ class ResidencyBuild:
                 tau=config.tau,
                 budget=config.gate_budget,
                 passes=config.gate_passes,
-                audit=config.gate_audit,
+                audit=config.gate_audit or 0.0,
             )
             gate = Gate(settings)
         return FineTier(
@@ -266,7 +266,7 @@ def pool_shape(
             f"({least * row.row_bytes / GIB:.4f} GiB). Make {name} larger."
         )
     ring = max(2, min(2 * top_k, slots // 4), slots // 32) // 2 * 2
-    if slots >= total:
+    if size == "all" or slots >= total + (ring if is_fine else 0):
         slots, ring = total, ring if is_fine else 0
     else:
         slots -= ring

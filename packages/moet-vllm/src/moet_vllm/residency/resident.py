@@ -47,6 +47,10 @@ OTHER_RANK = "Another rank could not read an expert."
 class FineTier:
     """The fine tier and how it is used.
 
+    Steps between the two ends of the gate, and all steps of a tier by use, take an expert at the
+    precision at which it happens to be there: better than the base, and not reproducible. A gate
+    that always fires, or never, is exact.
+
     Args:
         tier: Rows of the fine codec.
         gate: Decides which steps run again; None for no gate.
@@ -165,6 +169,7 @@ class ResidentExperts:
         if fine is not None and fine.gate is not None and read is not None and not prompt:
             output = self._gate_step(fine, fine.gate, output, run, restore, read)
         self.counts.failed += self.failure is not None
+        self.counts.degraded += self.failure is None and self.lacking > 0
         self._end()
         return output
 
@@ -185,9 +190,8 @@ class ResidentExperts:
         """
         if self._mode != "repair":
             return self._stream_layer(layer, x, topk_weights, topk_ids, limit)
-        if self.fine is not None:
-            return self._two_tiers(layer, x, topk_weights, topk_ids, limit)
         row = self.shape.row
+        fine = self.fine.tier if self.fine is not None else None
         return experts(
             x,
             topk_weights,
@@ -199,6 +203,7 @@ class ResidentExperts:
             codec=row.codec,
             swiglu_limit=limit,
             wanted=self.pool.wanted[layer],
+            fine=None if fine is None else fine.of_layer(layer),
         )
 
     def hottest(self) -> list[Key]:
@@ -223,8 +228,10 @@ class ResidentExperts:
         self.failure = None
         self.lacking = 0
         self.counts.steps += 1
-        for tier in self.tiers:
-            tier.begin_step()
+        self.base.begin_step()
+        if self.fine is not None:
+            # Which experts are fine decides what a step computes: on all ranks the same.
+            self.fine.tier.begin_step(self._agree)
         self.pool.wanted.zero_()
 
     def _end(self) -> None:
@@ -262,7 +269,6 @@ class ResidentExperts:
                 return self._stream_step(run, "stream", counted=True)
             if report <= self.tolerance:
                 self.lacking = report
-                self.counts.degraded += report > 0
                 self.counts.repaired += number > 0 and not counted
                 return output
         raise MoetError(
@@ -338,12 +344,15 @@ class ResidentExperts:
                 self.failure = self.failure or MoetError(OTHER_RANK)
                 return output
             if report >= STREAM:
+                if gate.settings.budget:
+                    return output  # streaming would bring every expert of the step
                 restore()
                 gate.counts.passes += 1
                 return self._stream_step(run, "stream fine", counted=True)
             if report == 0:
                 return output
-            left -= len(lacking)
+            # What all ranks agreed on: after a fault their tiers may differ.
+            left -= report
             gate.counts.promoted += len(lacking)
             gate.counts.passes += 1
             restore()
@@ -374,19 +383,6 @@ class ResidentExperts:
         if self._agree(FAIL if self.failure else 0):
             self.failure = self.failure or MoetError(OTHER_RANK)
         return output
-
-    def _two_tiers(
-        self, layer: int, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, limit: float | None
-    ) -> Tensor:
-        """Run a layer with each expert fine if it is in the fine tier, else from the base."""
-        assert self.fine is not None
-        self.pool.wanted[layer, topk_ids.unique()] = 1
-        parts = x.new_zeros(topk_ids.numel(), x.shape[1], dtype=torch.float32)
-        fine = self.fine.tier.pool.slot_of[layer]
-        self.fine.tier.add(parts, x, topk_ids, fine, limit)
-        base = self.pool.slot_of[layer]
-        self.base.add(parts, x, topk_ids, base.masked_fill(fine >= 0, -1), limit)
-        return combine_parts(parts, topk_weights, x.dtype)
 
     def _stream_layer(
         self, layer: int, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, limit: float | None

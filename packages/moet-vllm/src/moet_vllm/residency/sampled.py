@@ -23,7 +23,7 @@ class SampledRows:
     def __init__(self, runner: Any) -> None:
         self._runner = runner
         self._rows: Tensor | None = None
-        self._drafts: list[list[int]] = []
+        self._speculation: Any = None
         self._logits: Tensor | None = None
         self._is_kept = False
         self._prepare = runner._prepare_inputs
@@ -42,20 +42,21 @@ class SampledRows:
             return None
         # Only greedy sampling stops at the first draft that is not the most probable token.
         greedy = self._runner.input_batch.sampling_metadata.all_greedy
-        return reading_of(signal, self._logits, self._drafts if greedy else None)
+        return reading_of(signal, self._logits, self._drafts() if greedy else None)
 
     def _note_rows(self, *args: Any, **kwargs: Any) -> Any:
         prepared = self._prepare(*args, **kwargs)
-        rows, speculation = prepared
-        self._rows, self._is_kept = rows, False
-        batch = self._runner.input_batch
-        self._drafts = [[] for _ in range(batch.num_reqs)]
-        if speculation is not None:
-            tokens = iter(speculation.draft_token_ids.tolist())
-            self._drafts = [
-                [next(tokens) for _ in range(count)] for count in speculation.num_draft_tokens
-            ]
+        self._rows, self._speculation = prepared
+        self._is_kept = False
         return prepared
+
+    def _drafts(self) -> list[list[int]]:
+        """Return the draft tokens of each request."""
+        if self._speculation is None:
+            return [[] for _ in range(self._runner.input_batch.num_reqs)]
+        tokens = iter(self._speculation.draft_token_ids.tolist())
+        counts = self._speculation.num_draft_tokens
+        return [[next(tokens) for _ in range(count)] for count in counts]
 
     def _compute_logits(self, *args: Any, **kwargs: Any) -> Any:
         if not self._is_kept:

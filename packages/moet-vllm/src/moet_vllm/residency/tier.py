@@ -3,7 +3,7 @@
 A tier moves rows and keeps its tables true; when to run what is the business of `resident`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import torch
@@ -12,9 +12,9 @@ from torch import Tensor
 from moet_core.errors import MoetError
 from moet_core.residency import Key, Move, PoolPolicy, WorkingSetError, worst_case
 from moet_core.row import RowLayout
-from moet_kernels.experts import add_parts
+from moet_kernels import experts
 from moet_vllm.residency.pool import SlotPool
-from moet_vllm.residency.stores import HostStore
+from moet_vllm.residency.stores import HostStore, RowState
 
 __all__ = ["PROMOTIONS", "PoolShape", "Tier"]
 
@@ -79,11 +79,16 @@ class Tier:
         self.brought = self.promoted = 0
         self._promoting: dict[Key, Move] = {}
 
-    def begin_step(self) -> None:
-        """End the former step and publish what was promoted since."""
+    def begin_step(self, agree: Callable[[int], int] | None = None) -> None:
+        """End the former step and publish what was promoted since.
+
+        Args:
+            agree: Have all ranks publish the same promotions, or none: returns the largest of the
+                numbers that they pass.
+        """
         self.pool.open_slots()
         self.store.begin_step()
-        self._finish_promotions()
+        self._finish_promotions(agree)
         self.policy.begin_step()
 
     def bring(self, keys: Sequence[Key]) -> int:
@@ -169,7 +174,7 @@ class Tier:
     ) -> None:
         """Compute the experts that a table names; see `moet_kernels.experts.add_parts`."""
         row = self.shape.row
-        add_parts(
+        experts.add_parts(
             parts,
             x,
             topk_ids,
@@ -180,6 +185,10 @@ class Tier:
             codec=row.codec,
             swiglu_limit=limit,
         )
+
+    def of_layer(self, layer: int) -> experts.Tier:
+        """Return a layer's experts as `moet_kernels.experts` takes them."""
+        return experts.Tier(self.pool.rows, self.pool.slot_of[layer], self.shape.row)
 
     def hottest(self) -> list[Key]:
         """Return the resident experts as (model layer, expert), the most valuable first."""
@@ -234,9 +243,15 @@ class Tier:
         self.policy.publish(moves)
         self.pool.set_table(self.policy.slot_of)
 
-    def _finish_promotions(self) -> None:
+    def _finish_promotions(self, agree: Callable[[int], int] | None) -> None:
         """Publish the promotions whose rows have arrived, and give up those that were dropped."""
+        if not self._promoting:
+            return
         states = {key: self.store.state(self.model_key(key)) for key in self._promoting}
+        if agree is not None:
+            order: tuple[RowState, ...] = ("ready", "coming", "absent")
+            slowest = order[agree(max(order.index(state) for state in states.values()))]
+            states = dict.fromkeys(states, slowest)
         ready = [self._promoting.pop(key) for key, state in states.items() if state == "ready"]
         dropped = [self._promoting.pop(key) for key, state in states.items() if state == "absent"]
         self.policy.abandon(dropped)
