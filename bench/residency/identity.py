@@ -7,6 +7,10 @@ One process is one engine layout: a reference engine first, in a process of its 
 engine whose pool is closed and opened again for each combination of pool size, host store, state
 (cold; warm: after the same requests; preloaded: with the hot set of an earlier run) and number of
 requests at a time. Compared are the tokens and the SHA-256 of the logits of every step.
+
+    python bench/residency/identity.py --out RESULT --merge FILE FILE...
+
+makes one result file of several layouts.
 """
 
 import argparse
@@ -17,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -199,17 +204,57 @@ def forget_heat(worker: Any, moet: dict[str, Any]) -> None:
             path.unlink(missing_ok=True)
 
 
+def merge(out: Path, files: list[Path]) -> None:
+    """Write the result file of several layouts."""
+    from moet_cli.bench import run_result
+    from moet_core.results import measurement, write_result
+
+    found = []
+    began = min(datetime.fromtimestamp(file.stat().st_mtime, UTC) for file in files)
+    for file in files:
+        run = json.loads(file.read_text())
+        layout, records = run["layout"], run["records"]
+        name = "one rank"
+        if layout["tensor_parallel"] > 1:
+            name = f"{layout['tensor_parallel']} tensor-parallel ranks"
+        if layout["pipeline_parallel"] > 1:
+            name = f"{layout['pipeline_parallel']} pipeline stages"
+        name += ", chunked prompts" if layout["chunked"] else ""
+        counts = [part for record in records for part in record["counts"]]
+        figures = {
+            "combinations": len(records),
+            "that differ": sum(not record["same"] for record in records),
+            "steps": sum(part["steps"] for part in counts),
+            "repaired": sum(part["repaired"] for part in counts),
+            "streamed": sum(part["streamed"] for part in counts),
+            "experts missed": sum(part["missed"] for part in counts),
+        }
+        found += [
+            measurement(f"every logit: {name}, {what}", "count", [value])
+            for what, value in figures.items()
+        ]
+    notes = (
+        "combinations of pool size, host store, state and requests at a time; steps and experts "
+        "are added up over ranks",
+    )
+    write_result(out, run_result("residency-identity", began, found, notes=notes))
+
+
 def main() -> None:
-    """Run one layout from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Run one layout from the command line, or merge several."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--pipeline-parallel", type=int, default=1)
     parser.add_argument("--chunked", action="store_true")
     parser.add_argument("--pools", type=lambda text: text.split(","), default=list(POOLS))
     parser.add_argument("--stores", type=lambda text: text.split(","), default=list(STORES))
+    parser.add_argument("--merge", type=Path, nargs="+", help="files of layouts")
     parser.add_argument("--reference", action="store_true", help="only the reference's answers")
     args = parser.parse_args()
+    if args.merge:
+        merge(args.out, args.merge)
+        return
     if args.reference:
         args.out.write_text(json.dumps(reference(args)))
         return
