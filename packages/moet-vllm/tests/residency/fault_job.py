@@ -21,6 +21,10 @@ LONG = "class Reader:\n    def read(self, path):\n        return path\n\n" * 12
 SHORT = "import os\n"
 
 
+def forget_prefix_caching(worker: Any) -> None:
+    worker.vllm_config.cache_config.enable_prefix_caching = False
+
+
 def main() -> None:
     from vllm import LLM, SamplingParams
 
@@ -69,6 +73,8 @@ def main() -> None:
         file.write(good)
     # Not cold: what the failed steps wrote to the KV cache must not be found by its tokens.
     result["mended"] = ask(LONG, SHORT)
+    # Refused beside prefix caching; the answer of this one request is not about that.
+    llm.collective_rpc(forget_prefix_caching)
     cold(miss_tolerance=10**6)
     result["degraded"] = ask(SHORT)
     cold(pool="all", host_store=None)
