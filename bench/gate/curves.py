@@ -245,7 +245,7 @@ def read_texts(tokenizer: Any, *, short: bool) -> list[Texts]:
     some = [part for part in ids if len(part) >= 128]
     if short:
         return [Texts("short", some[:2], 64, 16), Texts("long", long[:1], 1500, 8)]
-    return [Texts("short", some[:6], 64, 40), Texts("long", long[:2], 1500, 24)]
+    return [Texts("short", some[:10], 64, 48), Texts("long", long[:4], 1500, 32)]
 
 
 def add_counts(add: Any, name: str, resident: Any) -> None:
