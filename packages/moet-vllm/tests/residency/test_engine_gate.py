@@ -38,5 +38,5 @@ def test_always_is_fp4_and_never_is_2_bit(layout: list[str], tmp_path: Path) -> 
     fires = dict.fromkeys(("always", "never"), 0)
     for record in records:
         fires[record["end"]] += sum(gate["fires"] for gate in record["gate"])
-    assert fires["always"] > 50
+    assert fires["always"] >= 35
     assert fires["never"] == 0
