@@ -89,6 +89,7 @@ class TestPool:
             speculative_config=SimpleNamespace(method=method) if method else None,
             kv_transfer_config=None,
             parallel_config=SimpleNamespace(pipeline_parallel_size=1),
+            cache_config=SimpleNamespace(enable_prefix_caching=True, calculate_kv_scales=False),
         )
 
     @pytest.mark.parametrize("method", [None, "mtp"])
