@@ -3,7 +3,7 @@ import math
 import pytest
 
 from moet_cli.plan import resolve
-from moet_cli.quality import compare, serving_settings
+from moet_cli.quality import _of_others, compare, serving_settings
 from moet_cli.quality_client import Answered, Collected, Scored, _is_call
 from moet_vllm.tinymoe import held_out
 
@@ -62,3 +62,8 @@ def test_the_held_out_sets_hold_every_skill():
         "chat": 60,
     }
     assert {text.context for text in questions.texts} == {"short", "2k"}
+
+
+def test_the_checkpoints_own_server_gets_no_settings_of_2_bit_experts():
+    settings = ["port=9", "fine=0.5", "gate=max_prob", "tau=0.6", "pool=1", "max_num_seqs=2"]
+    assert _of_others(settings) == ["port=9", "max_num_seqs=2"]

@@ -19,6 +19,8 @@ from moet_cli.checks import run_checks
 from moet_cli.launch import command_line, make_launch, wait_ready
 from moet_cli.machine import installed_vllm
 from moet_cli.model import fetch_model
+from moet_cli.options import Target as Reader
+from moet_cli.options import parse_setting
 from moet_cli.output import Output
 from moet_cli.plan import Plan, resolve
 from moet_cli.quality_client import CANDIDATES, Collected, Scored, collect
@@ -65,7 +67,9 @@ def bench_quality(
     path = result_path(target, f"{Path(name).stem}-quality", started)
     questions = held_out()
     model = reference or plan["model"]
-    native = resolve(name, [*settings, "experts=native", f"model={_native_folder(model)}"])
+    native = resolve(
+        name, [*_of_others(settings), "experts=native", f"model={_native_folder(model)}"]
+    )
     cached = _cache(fetch_model(model), questions)
     itself = plan["experts"] == "native" and reference is None
     if itself or not cached.exists():
@@ -139,6 +143,11 @@ def _served(output: Output, plan: Plan, questions: HeldOut) -> tuple[Collected, 
         wait_ready(server, plan)
         found = server.watch(lambda: collect(launch.url, questions, output.say))
     return found, command_line(launch.command, launch.environment)
+
+
+def _of_others(settings: Sequence[str]) -> list[str]:
+    """Leave out what only 2-bit experts take: the server at the checkpoint's precision has none."""
+    return [s for s in settings if parse_setting(s)[0].target is not Reader.MOET]
 
 
 def _native_folder(model: str) -> str:
