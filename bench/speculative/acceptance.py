@@ -7,7 +7,6 @@ the main stack and the checkpoint's own in the drafter.
 """
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -22,8 +21,8 @@ from tinymoe.report import read_checkpoint
 from tinymoe.shape import Shape
 from tokenizers import Tokenizer
 
-from moet_cli.machine import describe_machine, find_commit, installed_versions
-from moet_core.results import Measurement, Result, measurement, recorded_command, write_result
+from moet_cli.bench import run_result
+from moet_core.results import Measurement, measurement, write_result
 from moet_vllm import tinymoe
 from moet_vllm.native import write_bf16_copy
 from speculative.engine import Answer, Answers, Job, run
@@ -150,15 +149,10 @@ def main() -> None:
         print(f"{found.name}: {found.median:.4f}, mean {np.mean(found.samples):.4f}")
     write_result(
         args.result,
-        Result(
-            kind="speculative",
-            started=started,
-            finished=datetime.now(UTC),
-            commit=find_commit(),
-            versions=installed_versions(),
-            machine=describe_machine(),
-            command=recorded_command(sys.argv),
-            measurements=tuple(measured),
+        run_result(
+            "speculative",
+            started,
+            measured,
             notes=(
                 "TinyMoE, bfloat16, greedy, one thread, enforce_eager; cores shared with other "
                 "work",

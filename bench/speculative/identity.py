@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from moet_cli.machine import describe_machine, find_commit, installed_versions
-from moet_core.results import Measurement, Result, measurement, recorded_command, write_result
+from moet_cli.bench import run_result
+from moet_core.results import Measurement, measurement, write_result
 from moet_vllm import tinymoe
 from moet_vllm.native import write_bf16_copy
 from speculative.engine import Answer, Answers, Job, run
@@ -146,15 +146,10 @@ def main() -> None:
             parted += differences
     write_result(
         args.result,
-        Result(
-            kind="speculative-identity",
-            started=started,
-            finished=datetime.now(UTC),
-            commit=find_commit(),
-            versions=installed_versions(),
-            machine=describe_machine(),
-            command=recorded_command(sys.argv),
-            measurements=tuple(measured),
+        run_result(
+            "speculative-identity",
+            started,
+            measured,
             notes=(
                 "TinyMoE, experts=w2 unless native, bfloat16, greedy, prefix caching, one thread; "
                 "8 prompts, then the same with three quarters of their answers of 64 tokens behind",
