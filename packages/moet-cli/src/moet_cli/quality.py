@@ -29,7 +29,7 @@ from moet_core.quality import bits_per_byte, coarse_kl, loops
 from moet_core.results import Measurement, measurement
 from moet_vllm.tinymoe import HeldOut, held_out
 
-__all__ = ["bench_quality", "compare", "serving_settings"]
+__all__ = ["bench_quality", "compare", "native_folder", "serving_settings"]
 
 CONTEXTS = ("short", "2k")
 FORMAT = 1  # of the cached replies
@@ -68,7 +68,7 @@ def bench_quality(
     questions = held_out()
     model = reference or plan["model"]
     native = resolve(
-        name, [*_of_others(settings), "experts=native", f"model={_native_folder(model)}"]
+        name, [*_of_others(settings), "experts=native", f"model={native_folder(model)}"]
     )
     cached = _cache(fetch_model(model), questions)
     itself = plan["experts"] == "native" and reference is None
@@ -150,7 +150,7 @@ def _of_others(settings: Sequence[str]) -> list[str]:
     return [s for s in settings if parse_setting(s)[0].target is not Reader.MOET]
 
 
-def _native_folder(model: str) -> str:
+def native_folder(model: str) -> str:
     """Return what serves a model at its own precision: on a CPU, a bf16 copy of NVFP4 experts."""
     vllm = installed_vllm()
     folder = fetch_model(model)

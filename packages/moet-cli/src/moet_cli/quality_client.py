@@ -56,8 +56,16 @@ class Collected(msgspec.Struct, frozen=True):
     texts: list[Scored]
 
 
-def collect(url: str, questions: HeldOut, say: Callable[[str], None]) -> Collected:
+def collect(
+    url: str, questions: HeldOut, say: Callable[[str], None], streams: int = CONCURRENCY
+) -> Collected:
     """Ask a running server all questions.
+
+    Args:
+        url: address of the server.
+        questions: what to ask.
+        say: told what is asked next.
+        streams: requests at a time.
 
     Raises:
         MoetError: a request failed.
@@ -70,7 +78,7 @@ def collect(url: str, questions: HeldOut, say: Callable[[str], None]) -> Collect
         http_client=openai.DefaultHttpxClient(trust_env=False),
     ) as client:
         model = model_name(url, REQUEST_SECONDS)
-        with ThreadPoolExecutor(CONCURRENCY) as pool:
+        with ThreadPoolExecutor(streams) as pool:
             try:
                 say(f"{len(questions.texts)} texts")
                 texts = list(pool.map(lambda text: _score(client, model, text), questions.texts))
