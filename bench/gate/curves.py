@@ -12,7 +12,7 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,8 +33,8 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 FINE_ROW, BASE_EXPERTS = 16384, 512
-TAUS = (0.3, 0.5, 0.6, 0.7, 0.9, 1.0)
-SERVED_TAUS = (0.5, 0.6, 0.7, 0.9, 1.0)
+TAUS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+SERVED_TAUS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 SHARES = (0.1, 0.25, 0.5)
 GATE_SHARE = 0.25
 AUDIT = 0.1
@@ -42,13 +42,25 @@ QUARTERS = ("first", "second", "third", "last")
 
 
 class Texts:
-    """Token ids: `prompt` tokens are read, then `decoded` are decoded one by one."""
+    """Token ids: `prompt` tokens are read, then `decoded` are decoded one by one.
 
-    def __init__(self, name: str, ids: list[list[int]], prompt: int, decoded: int) -> None:
+    Attributes:
+        bytes: What the decoded tokens of each text are, in UTF-8; `size` tells that of tokens.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ids: list[list[int]],
+        prompt: int,
+        decoded: int,
+        size: Callable[[list[int]], int],
+    ) -> None:
         self.name = name
         self.ids = [part[: prompt + decoded] for part in ids if len(part) >= prompt + decoded]
         self.prompt = prompt
         self.decoded = decoded
+        self.bytes = [size(part) - size(part[:prompt]) for part in self.ids]
         if not self.ids:
             raise ValueError(f"no {name} text has {prompt + decoded} tokens")
 
@@ -145,6 +157,15 @@ def divergence(native: NDArray[np.float32], found: NDArray[np.float32]) -> NDArr
     return (p * (native.astype(np.float64) - found)).sum(-1)
 
 
+def bits_per_byte(texts: Texts, found: NDArray[np.float32]) -> float:
+    """Return what the texts' own tokens cost, in bits per byte of all texts together."""
+    cost = 0.0
+    for ids, logprobs in zip(texts.ids, found, strict=True):
+        own = logprobs[np.arange(texts.decoded), ids[texts.prompt :]]
+        cost -= float(own.astype(np.float64).sum())
+    return cost / np.log(2) / sum(texts.bytes)
+
+
 def configurations(packs: Path) -> dict[str, dict[str, Any]]:
     """Return the plugin's settings of each configuration, by name."""
     base = {"packs": str(packs), "report_seconds": 0}
@@ -198,6 +219,8 @@ def main() -> None:
     def add(figure: str, row: str, column: str, unit: str, values: list[float]) -> None:
         measurements.append(measurement(f"{figure}: {row}, {column}", unit, values))
 
+    for part, logprobs in zip(texts, native, strict=True):
+        add("bits per byte", "FP4", part.name, "bits", [bits_per_byte(part, logprobs)])
     with tempfile.TemporaryDirectory() as folder:
         packs = Path(folder) / "packs"
         first = {"packs": str(packs), "report_seconds": 0, "fine": share(GATE_SHARE)}
@@ -214,6 +237,7 @@ def main() -> None:
                     kl = divergence(wanted, got).mean(-1).tolist()
                     same = (wanted.argmax(-1) == got.argmax(-1)).mean(-1).tolist()
                     add("KL", name, part.name, "nats", kl)
+                    add("bits per byte", name, part.name, "bits", [bits_per_byte(part, got)])
                     add("top-1 agreement", name, part.name, "fraction", same)
                     mean = float(np.mean(kl))
                     lost.setdefault(part.name, mean)
@@ -241,11 +265,15 @@ def read_texts(tokenizer: Any, *, short: bool) -> list[Texts]:
     texts = [text.text for text in held_out().texts]
     ids = [tokenizer.encode(text) for text in texts]
     ids.sort(key=len)
+
+    def size(tokens: list[int]) -> int:
+        return len(tokenizer.decode(tokens).encode())
+
     long = [part for part in ids if len(part) >= 1564]
     some = [part for part in ids if len(part) >= 128]
     if short:
-        return [Texts("short", some[:2], 64, 16), Texts("long", long[:1], 1500, 8)]
-    return [Texts("short", some[:10], 64, 48), Texts("long", long[:4], 1500, 32)]
+        return [Texts("short", some[:2], 64, 16, size), Texts("long", long[:1], 1500, 8, size)]
+    return [Texts("short", some[:16], 64, 48, size), Texts("long", long[:6], 1500, 32, size)]
 
 
 def add_counts(add: Any, name: str, resident: Any) -> None:
