@@ -228,6 +228,27 @@ class TestPromotions:
         policy.note(np.ones((LAYERS, EXPERTS), bool))
         assert [len(policy.promotions(limit)) for limit in (0, 3, 3, 3)] == [0, 3, 3, 2]
 
+    @given(st.integers(0, 2**32 - 1))
+    def test_skipping_the_search_changes_no_decision(self, seed):
+        # A settled pool answers without looking; the other policy looks every time.
+        rng = np.random.default_rng(seed)
+        margin, slots = float(rng.choice([0.0, 0.5, 1.0])), int(rng.integers(1, 17))
+        quick, thorough = (make(slots=slots, half_life=3, margin=margin) for _ in range(2))
+        for _ in range(30):
+            wanted = rng.random((LAYERS, EXPERTS)) < rng.choice([0.05, 0.2, 0.6])
+            kind, limit = rng.choice(["want", "note", "prompt", "drop"]), int(rng.integers(0, 4))
+            for policy in (quick, thorough):
+                policy.begin_step()
+                if kind == "want" and wanted.sum() <= slots:
+                    policy.publish(policy.plan(policy.want(wanted)))
+                else:
+                    policy.note(wanted & (kind != "drop"), prompt=kind == "prompt")
+            thorough._settled = False
+            moves, expected = quick.promotions(limit), thorough.promotions(limit)
+            assert moves == expected, f"wanted {expected}, got {moves}"
+            for policy in (quick, thorough):
+                (policy.abandon if kind == "drop" else policy.publish)(moves)
+
     def test_replacing_takes_more_than_the_margin(self):
         policy = make(slots=1, margin=2, half_life=float("inf"))
         bring(policy, (0, 0))

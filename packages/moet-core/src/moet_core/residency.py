@@ -163,6 +163,7 @@ class PoolPolicy:
         self._counted = np.zeros(count, bool)
         self._step_wanted = np.zeros(count, bool)
         self._pass_wanted = np.zeros(count, bool)
+        self._settled = False
 
     @property
     def resident(self) -> int:
@@ -194,10 +195,14 @@ class PoolPolicy:
             Those of them that are absent, newly or still, ascending; also those on their way.
         """
         flat = self._flat(wanted)
-        self._use(flat)
+        used = np.flatnonzero(flat)
+        self._use(used)
         self._pass_wanted[:] = flat
         self._step_wanted |= flat
-        return self._keys(np.flatnonzero(flat & (self._slot_of < 0)))
+        absent = used[self._slot_of[used] < 0]
+        if len(absent):
+            self._settled = False
+        return self._keys(absent)
 
     def note(self, wanted: NDArray[np.bool_], *, prompt: bool = False) -> None:
         """Count experts as used by this step without pinning them: a streamed step needs no slot.
@@ -208,11 +213,12 @@ class PoolPolicy:
                 prompts are routed to says little about what decoding will need, and one prompt is
                 routed to almost everything (docs/residency.md has the figures).
         """
-        flat = self._flat(wanted)
+        used = np.flatnonzero(self._flat(wanted))
+        self._settled = False
         if prompt:
-            self._last[flat] = self.step
+            self._last[used] = self.step
         else:
-            self._use(flat)
+            self._use(used)
 
     def plan(self, keys: Iterable[Key]) -> list[Move]:
         """Reserve a slot for each expert that this step needs, and pin it.
@@ -247,6 +253,7 @@ class PoolPolicy:
             victims = np.concatenate((victims, rest))
         self._pass_wanted = pinned
         self._step_wanted[wanted] = True
+        self._settled = False
         return self._reserve(absent, victims)
 
     def promotions(self, limit: int) -> list[Move]:
@@ -259,10 +266,13 @@ class PoolPolicy:
         Args:
             limit: The most moves to return.
         """
+        if self._settled:
+            return []
         absent = np.flatnonzero((self._slot_of < 0) & ~self._coming & (self._last > 0))
         best = self._highest(absent, limit)
         free = len(self._free)
         resident = self._owner[self._owner >= 0]
+        self._settled = self._is_settled(len(absent) - len(best), best[free:], resident)
         worst = self._lowest(resident[~self._step_wanted[resident]], len(best) - free)
         # The best descend and the worst ascend, so that the first pair that fails ends it.
         gain = self._score[best[free : free + len(worst)]] - self._score[worst]
@@ -300,6 +310,7 @@ class PoolPolicy:
         """
         slots, _ = self._end(moves)
         self._free.extend(slots.tolist())
+        self._settled = False
 
     def hottest(self) -> list[Key]:
         """Return the resident experts, the most valuable first."""
@@ -341,11 +352,29 @@ class PoolPolicy:
         for key in np.flatnonzero(coming & (self._slot_of >= 0)).tolist():
             raise PoolError(f"expert {self._key(key)} absent while it is on its way", "it present")
 
-    def _use(self, flat: NDArray[np.bool_]) -> None:
+    def _is_settled(self, left: int, best: NDArray[np.int64], resident: NDArray[np.int64]) -> bool:
+        """Say whether there is nothing to promote until an absent expert is used or one evicted.
+
+        Values of absent experts stand still until then, those of resident ones and the margin
+        only grow.
+
+        Args:
+            left: Number of absent experts, ever used, beyond the most valuable ones.
+            best: Those of the most valuable ones that find no free slot.
+            resident: The resident experts, whether this step wants them or not.
+        """
+        if not len(best):
+            return left == 0
+        if not len(resident):
+            return False
+        gain = self._score[best[0]] - self._score[resident].min()
+        return bool(gain <= self.margin * self._weight)
+
+    def _use(self, keys: NDArray[np.intp]) -> None:
         """Count uses; an expert is used once a step at most."""
-        self._score[flat & ~self._counted] += self._weight
-        self._counted |= flat
-        self._last[flat] = self.step
+        self._score[keys[~self._counted[keys]]] += self._weight
+        self._counted[keys] = True
+        self._last[keys] = self.step
 
     def _reserve(self, keys: NDArray[np.int64], victims: NDArray[np.int64]) -> list[Move]:
         """Start to fill free slots, then the victims' slots, with absent keys, in their order."""

@@ -1,15 +1,16 @@
 """The device's part of residency: slots of rows, the slot table and the marks of what was wanted.
 
 Rows arrive on a stream of their own where the device has streams. The tables are written by the
-step loop alone, between forward passes.
+step loop alone, between forward passes. All memory that a captured CUDA graph reads or writes is
+allocated here, once.
 """
-
-import contextlib
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
+from moet_vllm.residency.copies import Copies, Moment
 
 __all__ = ["SlotPool"]
 
@@ -20,8 +21,9 @@ class SlotPool:
     Attributes:
         rows: uint8 [slots + ring, row_bytes].
         slot_of: int32 [layers, experts], the slot of each expert or -1; a copy of the policy's.
-        wanted: uint8 [layers, experts], 1 for what the forward passes since the last reset
-            were routed to.
+        wanted: uint8 [layers, experts], 1 for what the forward passes since `clear_wanted` were
+            routed to.
+        copies: Brings rows into the slots.
     """
 
     def __init__(
@@ -39,37 +41,68 @@ class SlotPool:
         self.rows = torch.empty(slots + ring, row_bytes, dtype=torch.uint8, device=device)
         self.slot_of = torch.full((layers, experts), -1, dtype=torch.int32, device=device)
         self.wanted = torch.zeros(layers, experts, dtype=torch.uint8, device=device)
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.copies = Copies(device)
+        self._device = device
+        self._pins = device.type == "cuda"
+        self._marks = torch.zeros(layers, experts, dtype=torch.uint8, pin_memory=self._pins)
+        # One more than there are experts: -1, which stands for no expert, is the last one.
+        self._routed = torch.zeros(experts + 1, dtype=torch.uint8, device=device)
+        self._routed_marks = torch.zeros(experts, dtype=torch.uint8, pin_memory=self._pins)
 
-    def place(self, slot: int, row: memoryview) -> None:
-        """Start to copy a row into a slot; `settle` waits for it."""
-        source = torch.frombuffer(row, dtype=torch.uint8)
-        with self._on_copy_stream():
-            self.rows[slot].copy_(source, non_blocking=True)
+    @property
+    def device_bytes(self) -> int:
+        """Memory of the device that the pool holds."""
+        return self.rows.nbytes + self.slot_of.nbytes + self.wanted.nbytes + self._routed.nbytes
 
-    def settle(self) -> None:
-        """Wait until the rows that were placed are there."""
-        if self._copies is not None:
-            self._copies.synchronize()
+    def place(self, slot: int, row: memoryview) -> int:
+        """Start to copy a row into a slot; returns the copy's number."""
+        return self.copies.start(self.rows[slot], row)
 
     def open_slots(self) -> None:
         """Let copies begin only after the passes that may still read the slots."""
-        if self._copies is not None:
-            self._copies.wait_stream(torch.cuda.current_stream(self.rows.device))
+        self.copies.hold_for(self.copies.now())
 
     def set_table(self, slot_of: NDArray[np.int32]) -> None:
-        """Replace the slot table; the rows it names must have settled."""
-        self.slot_of.copy_(torch.tensor(slot_of))
+        """Replace the slot table; copies into the slots that it names are done."""
+        self.slot_of.copy_(self._host(slot_of), non_blocking=True)
+
+    def table(self, experts: list[int], slots: NDArray[np.int32]) -> Tensor:
+        """Return a slot table of a few experts alone, int32 [E]; waits for nothing."""
+        table = np.full(self.slot_of.shape[1], -1, np.int32)
+        table[experts] = slots
+        return self._host(table).to(self._device, non_blocking=True)
+
+    def clear_wanted(self) -> None:
+        """Forget the marks of former passes."""
+        self.wanted.zero_()
 
     def take_wanted(self) -> NDArray[np.bool_]:
-        """Return the marks, bool [layers, experts], and clear them; waits for the device."""
-        marks = self.wanted.cpu().numpy().astype(bool)
-        self.wanted.zero_()
-        return marks
+        """Return the marks, bool [layers, experts]; waits for the passes that set them."""
+        return self._read(self.wanted, self._marks).reshape(self.wanted.shape)
+
+    def mark(self, layer: int, topk_ids: Tensor) -> list[int]:
+        """Mark a layer's experts as wanted and return them, ascending; waits for their routing.
+
+        Args:
+            layer: Number of the layer.
+            topk_ids: integer [T, k]; -1 is no expert.
+        """
+        self._routed.zero_()
+        self._routed[topk_ids.reshape(-1).long()] = 1
+        self.wanted[layer].copy_(self._routed[:-1])
+        return np.flatnonzero(self._read(self._routed[:-1], self._routed_marks)).tolist()
 
     def row(self, slot: int) -> memoryview:
         """Return a copy of a slot's bytes, for checks."""
         return memoryview(self.rows[slot].cpu().numpy().tobytes())
 
-    def _on_copy_stream(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self._copies is None else torch.cuda.stream(self._copies)
+    def _host(self, array: NDArray[np.int32]) -> Tensor:
+        """Return a copy of an array that the device can read at its own time."""
+        copy = torch.from_numpy(array.copy())
+        return copy.pin_memory() if self._pins else copy
+
+    def _read(self, marks: Tensor, into: Tensor) -> NDArray[np.bool_]:
+        """Copy marks to the host and wait for them."""
+        into.copy_(marks, non_blocking=True)
+        Moment(self.copies.computing()).wait()
+        return into.numpy().astype(bool)

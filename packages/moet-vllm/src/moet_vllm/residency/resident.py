@@ -13,7 +13,8 @@ The step loop owns all state here; no other thread touches it.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -27,7 +28,9 @@ from moet_core.residency import Key, PoolPolicy, WorkingSetError
 from moet_kernels.experts import combine_parts, experts
 from moet_store import PackError
 from moet_vllm.residency.counts import Counts
+from moet_vllm.residency.padding import Padding
 from moet_vllm.residency.pool import SlotPool
+from moet_vllm.residency.ring import Chunk
 from moet_vllm.residency.stores import HostStore
 from moet_vllm.residency.tier import PoolShape, Tier
 
@@ -79,6 +82,8 @@ class ResidentExperts:
             None for a group of one.
         tolerance: Experts that a step may lack at most and still count (approximate mode).
         fine: The fine tier, if there is one.
+        padded: Rows at most of a pass that may end in padding, as a captured CUDA graph's does;
+            0 if none does. It needs kernels that accept -1 for no expert.
 
     Attributes:
         failure: Why the last step has no result; None if it has one.
@@ -93,6 +98,7 @@ class ResidentExperts:
         agree: Callable[[int], int] | None = None,
         tolerance: int = 0,
         fine: FineTier | None = None,
+        padded: int = 0,
     ) -> None:
         self.base = Tier(shape, store, device)
         self.fine = fine
@@ -103,7 +109,22 @@ class ResidentExperts:
         self._agree = agree or (lambda value: value)
         self._mode: Literal["repair", "stream", "stream fine"] = "repair"
         self._prompt = False
-        self._wanted: NDArray[np.bool_] = np.zeros((len(shape.layers), shape.experts), bool)
+        self._never_misses = False
+        self._taken: NDArray[np.bool_] | None = None
+        self._padding = Padding(padded, device) if padded else None
+        self._ahead: Chunk | None = None
+
+    @property
+    def _marks(self) -> bool:
+        """Whether anybody looks at what passes are routed to."""
+        return not self._never_misses or self.fine is not None
+
+    @property
+    def _wanted(self) -> NDArray[np.bool_]:
+        """What the last pass was routed to, bool [L, E]; the first look waits for the pass."""
+        if self._taken is None:
+            self._taken = self.pool.take_wanted()
+        return self._taken
 
     @property
     def shape(self) -> PoolShape:
@@ -148,7 +169,7 @@ class ResidentExperts:
 
         Args:
             run: Runs one forward pass; it must be repeatable once `restore` was called.
-            tokens: Tokens of the pass, padding included.
+            tokens: Tokens of the pass, without padding.
             restore: Puts the pass's inputs back as they were.
             prompt: The step reads prompts: what it wants says little of what decoding will want.
             read: Reads the logits of the rows that will be sampled, for the gate; returns None on
@@ -159,6 +180,8 @@ class ResidentExperts:
         """
         self._begin()
         self._prompt = prompt
+        if self._padding is not None:
+            self._padding.begin(tokens)
         fine = self.fine
         if fine is not None and prompt and fine.prompts:
             output = self._stream_step(run, "stream fine")
@@ -188,6 +211,8 @@ class ResidentExperts:
         Returns:
             [T, H] in x's dtype.
         """
+        if self._padding is not None:
+            topk_ids = self._padding.without(topk_ids)
         if self._mode != "repair":
             return self._stream_layer(layer, x, topk_weights, topk_ids, limit)
         row = self.shape.row
@@ -202,7 +227,7 @@ class ResidentExperts:
             intermediate=row.intermediate,
             codec=row.codec,
             swiglu_limit=limit,
-            wanted=self.pool.wanted[layer],
+            wanted=self.pool.wanted[layer] if self._marks else None,
             fine=None if fine is None else fine.of_layer(layer),
         )
 
@@ -211,8 +236,13 @@ class ResidentExperts:
         return self.base.hottest()
 
     def preload(self, keys: list[Key]) -> None:
-        """Fill the base tier's free slots before serving; see `Tier.preload`."""
+        """Fill the base tier's free slots before serving, on all ranks; see `Tier.preload`.
+
+        Once every expert is present on every rank, no pass can miss one, and no step waits to see
+        whether it did.
+        """
         self.base.preload(keys)
+        self._never_misses = self._agree(0 if self.base.is_full else 1) == 0
 
     def check_integrity(self) -> None:
         """Check every tier; see `Tier.check_integrity`."""
@@ -232,14 +262,14 @@ class ResidentExperts:
         if self.fine is not None:
             # Which experts are fine decides what a step computes: on all ranks the same.
             self.fine.tier.begin_step(self._agree)
-        self.pool.wanted.zero_()
 
     def _end(self) -> None:
         """Note what was used, and start to bring what is worth it."""
         if self.fine is not None and self.fine.by_use:
             self.fine.tier.policy.note(self._wanted, prompt=self._prompt)
         if self.failure is None:
-            self.base.promote()
+            if not self._never_misses:
+                self.base.promote()
             if self.fine is not None and self.fine.by_use:
                 self.fine.tier.promote()
         self.counts.brought = self.base.brought
@@ -254,11 +284,13 @@ class ResidentExperts:
             if number:
                 restore()
             output = self._pass(run)
+            if self._never_misses:
+                return output
             missing = self.policy.want(self._wanted)
             if self.fine is not None:
                 missing = [key for key in missing if self.fine.tier.policy.slot_of[key] < 0]
             if not number and not counted:
-                self.counts.wanted += int(self._wanted.sum())
+                self.counts.wanted += int(np.count_nonzero(self._wanted))
                 self.counts.missed += len(missing)
             report = self._agree(self._fetch(self.base, missing, self.tolerance))
             if report >= FAIL:
@@ -278,11 +310,12 @@ class ResidentExperts:
         )
 
     def _pass(self, run: Callable[[], T]) -> T:
-        """Run one pass and take its marks."""
+        """Run one pass; `_wanted` has its marks."""
         self.counts.passes += 1
-        output = run()
-        self._wanted = self.pool.take_wanted()
-        return output
+        if self._marks:
+            self.pool.clear_wanted()
+        self._taken = None
+        return run()
 
     def _fetch(self, tier: Tier, keys: list[Key], tolerance: int = 0) -> int:
         """Bring experts that a pass needs; return how many it missed, or STREAM or FAIL."""
@@ -371,7 +404,7 @@ class ResidentExperts:
         """Run a step layer by layer; `counted` says that what it wants was counted before."""
         self.counts.streamed += 1
         before = self.counts.wanted, self.counts.missed
-        self._mode = mode
+        self._mode, self._ahead = mode, None
         try:
             output = self._pass(run)
         finally:
@@ -390,42 +423,53 @@ class ResidentExperts:
         """Run a layer on what is in slots, then on what is read into the ring, chunk by chunk."""
         fine = self.fine.tier if self.fine is not None else None
         tier = fine if fine is not None and self._mode == "stream fine" else self.base
-        routed = topk_ids.unique().tolist()
-        self.pool.wanted[layer, routed] = 1
-        parts = x.new_zeros(topk_ids.numel(), x.shape[1], dtype=torch.float32)
-        rest, table = routed, tier.pool.slot_of[layer]
-        if fine is not None and tier is self.base:
-            fine.add(parts, x, topk_ids, fine.pool.slot_of[layer], limit)
-            rest = fine.absent(layer, routed)
-            table = table.masked_fill(fine.pool.slot_of[layer] >= 0, -1)
-        absent = tier.absent(layer, rest)
+        both = fine if tier is self.base else None
+        routed = self.pool.mark(layer, topk_ids)
+        absent = self._absent(layer, routed, tier, both)
         self.counts.wanted += len(routed)
         self.counts.missed += len(absent)
-        half = max(1, tier.pool.ring // 2)
-        chunks = [absent[at : at + half] for at in range(0, len(absent), half)]
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            absent = [expert for expert in absent if expert not in ahead.experts]
+        chunks = [absent[at : at + tier.ring.size] for at in range(0, len(absent), tier.ring.size)]
         if chunks and self.failure is None:
             tier.read_ahead(layer, chunks[0])
+        parts = x.new_zeros(topk_ids.numel(), x.shape[1], dtype=torch.float32)
+        table = tier.pool.slot_of[layer]
+        if both is not None:
+            both.add(parts, x, topk_ids, both.pool.slot_of[layer], limit)
+            table = table.masked_fill(both.pool.slot_of[layer] >= 0, -1)
         tier.add(parts, x, topk_ids, table, limit)
-        for number, chunk in enumerate(chunks):
-            chunk_table = self._bring_chunk(tier, layer, chunk, number % 2 * half)
-            if chunk_table is None:
-                break  # the step has no result any more; it only has to end
-            if number + 1 < len(chunks):
+        if ahead is not None:
+            tier.add_chunk(parts, x, topk_ids, ahead, limit)
+        for number, experts_ in enumerate(chunks):
+            if self.failure is None and number + 1 < len(chunks):
                 tier.read_ahead(layer, chunks[number + 1])
-            elif layer + 1 < len(self.shape.layers) and 2 * len(routed) >= self.shape.experts:
-                # A layer that wants most of its experts: so will the next one.
-                following = tier.absent(layer + 1, range(self.shape.experts))
-                tier.read_ahead(layer + 1, following[:half])
-            tier.add(parts, x, topk_ids, chunk_table, limit)
+            chunk = self._guarded(partial(tier.start_chunk, layer, experts_))
+            if chunk is None:
+                break  # the step has no result any more; it only has to end
+            tier.add_chunk(parts, x, topk_ids, chunk, limit)
+        if layer + 1 < len(self.shape.layers) and 2 * len(routed) >= self.shape.experts:
+            # A layer that wants most of its experts: so will the next one. Its first rows are
+            # copied while this layer's last ones compute.
+            likely = self._absent(layer + 1, range(self.shape.experts), tier, both)
+            first = likely[: tier.ring.size]
+            self._ahead = self._guarded(partial(tier.start_ready_chunk, layer + 1, first))
         return combine_parts(parts, topk_weights, x.dtype)
 
-    def _bring_chunk(self, tier: Tier, layer: int, chunk: list[int], offset: int) -> Tensor | None:
-        """Read experts of a layer into the ring; None if the step has failed."""
+    def _absent(
+        self, layer: int, wanted: Iterable[int], tier: Tier, both: Tier | None
+    ) -> list[int]:
+        """Return what of a layer's experts must be brought to a tier, `both` having none of it."""
+        return tier.absent(layer, wanted if both is None else both.absent(layer, wanted))
+
+    def _guarded(self, start: Callable[[], Chunk | None]) -> Chunk | None:
+        """Start a chunk; None if the step has failed, now or before."""
         if self.failure is not None:
             return None
         started = time.perf_counter()
         try:
-            return tier.bring_chunk(layer, chunk, tier.pool.slots + offset)
+            return start()
         except PackError as error:
             self.failure = error
             return None

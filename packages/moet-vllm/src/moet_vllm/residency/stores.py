@@ -1,9 +1,10 @@
 """Where rows wait on the host: all of them in memory, or in packs behind an arena.
 
-A store hands rows out by calling `place(key, row)`; the row's memory may be reused once the store
-has called `settle()`, which waits for copies out of it. One thread owns a store.
+A store hands rows out by calling `place(key, row)`, which starts a copy and returns its number; the
+row's memory is reused once that copy is done. One thread owns a store.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, Protocol
 
@@ -12,11 +13,20 @@ from moet_store.manifest import row_digest
 from moet_store.memory import aligned_buffer
 from moet_store.rows import Key
 
-__all__ = ["HostStore", "PackStore", "PinnedStore", "Place", "RowState"]
+__all__ = ["CopyState", "HostStore", "PackStore", "PinnedStore", "Place", "RowState"]
 
-Place = Callable[[Key, memoryview], None]
-Settle = Callable[[], None]
+Place = Callable[[Key, memoryview], int]
 RowState = Literal["absent", "coming", "ready"]
+
+
+class CopyState(Protocol):
+    """What a store asks about the copies out of its memory; `copies.Copies` answers."""
+
+    def done(self) -> int:
+        """Return how many are known to be done, in the order of their numbers; never waits."""
+
+    def wait(self) -> None:
+        """Wait until all are done."""
 
 
 class HostStore(Protocol):
@@ -30,16 +40,18 @@ class HostStore(Protocol):
     def host_bytes(self) -> int:
         """Host memory that the store holds."""
 
-    def begin_step(self) -> None:
-        """End the former step: the memory of rows handed out in it may be reused."""
+    def attach(self, copies: CopyState) -> None:
+        """Tell which copies `place` starts; once, before rows are brought."""
 
-    def bring(self, keys: Sequence[Key], place: Place, settle: Settle, *, scan: bool) -> None:
+    def begin_step(self) -> None:
+        """End the former step: the memory of its rows may be reused as their copies end."""
+
+    def bring(self, keys: Sequence[Key], place: Place, *, scan: bool) -> None:
         """Hand out every row, verified, in whatever order they arrive; waits for reads.
 
         Args:
             keys: Which rows.
             place: Called once for each.
-            settle: Waits until nobody reads rows that were placed.
             scan: The rows are used once and must not push others out of the arena.
 
         Raises:
@@ -49,8 +61,8 @@ class HostStore(Protocol):
     def read_ahead(self, keys: Iterable[Key]) -> None:
         """Start to read rows that nobody waits for, as far as there is room for them."""
 
-    def state(self, key: Key) -> RowState:
-        """Say whether `bring` would have to wait for a row; never waits."""
+    def states(self, keys: Sequence[Key]) -> list[RowState]:
+        """Say of each row whether `bring` would have to wait for it; never waits."""
 
     def matches(self, key: Key, row: memoryview) -> bool:
         """Compare a copy of a row with the store's own bytes or checksum."""
@@ -101,10 +113,13 @@ class PinnedStore:
         """Host memory that the store holds."""
         return len(self._region)
 
+    def attach(self, copies: CopyState) -> None:
+        """Do nothing: no memory is reused."""
+
     def begin_step(self) -> None:
         """Do nothing: rows never move."""
 
-    def bring(self, keys: Sequence[Key], place: Place, settle: Settle, *, scan: bool) -> None:
+    def bring(self, keys: Sequence[Key], place: Place, *, scan: bool) -> None:
         """Hand out every row at once."""
         for key in keys:
             place(key, self.row(key))
@@ -112,9 +127,9 @@ class PinnedStore:
     def read_ahead(self, keys: Iterable[Key]) -> None:
         """Do nothing: every row is there."""
 
-    def state(self, key: Key) -> RowState:
-        """Return "ready"."""
-        return "ready"
+    def states(self, keys: Sequence[Key]) -> list[RowState]:
+        """Return "ready" for each."""
+        return ["ready"] * len(keys)
 
     def matches(self, key: Key, row: memoryview) -> bool:
         """Compare all bytes."""
@@ -165,7 +180,9 @@ class PackStore:
         self._free = list(range(staging))
         self._coming: dict[int, tuple[Key, int]] = {}  # ticket: key and buffer
         self._staged: dict[Key, int] = {}
-        self._used: list[int] = []  # buffers whose rows were placed and may still be read
+        self._used: deque[tuple[int, int]] = deque()  # copies by number, and their buffers
+        self._last_of_arena = 0  # number of the last copy out of the arena
+        self._copies: CopyState
 
     @property
     def description(self) -> str:
@@ -182,15 +199,19 @@ class PackStore:
         arena = self._arena.arena.slots if self._arena is not None else 0
         return (len(self._buffers) + arena) * self.row_bytes
 
+    def attach(self, copies: CopyState) -> None:
+        """Tell which copies `place` starts."""
+        self._copies = copies
+
     def begin_step(self) -> None:
         """Take what has arrived; rows that were read ahead in vain stay while there is room."""
-        if self._arena is not None:
+        # A promotion may still be on its way out of the arena: its slot keeps its row until then.
+        if self._arena is not None and self._copies.done() >= self._last_of_arena:
             self._arena.begin_step()
         self._collect(self._poll())
-        self._free += self._used
-        self._used = []
+        self._reclaim()
 
-    def bring(self, keys: Sequence[Key], place: Place, settle: Settle, *, scan: bool) -> None:
+    def bring(self, keys: Sequence[Key], place: Place, *, scan: bool) -> None:
         """Hand out every row: from the arena, from staging, or read."""
         wanted = dict.fromkeys(keys)
         missing = [key for key in wanted if not self._hand_out(key, place, counted=True)]
@@ -199,7 +220,7 @@ class PackStore:
         while missing:
             # Waiting for others may have brought rows that were read ahead.
             missing = [key for key in missing if not self._hand_out(key, place, counted=False)]
-            batch = self._stage(missing, settle) if staged else self._submit(missing, settle)
+            batch = self._stage(missing) if staged else self._submit(missing)
             missing = missing[len(batch) :]
             failures += self._wait(batch)
             for key in batch:
@@ -209,25 +230,29 @@ class PackStore:
             raise failures[0]
 
     def read_ahead(self, keys: Iterable[Key]) -> None:
-        """Start to read rows into the arena's free slots, or into half of the staging buffers."""
-        wanted = [key for key in keys if self.state(key) == "absent"]
+        """Start to read rows into the arena's free slots, or into free staging buffers.
+
+        A quarter of the buffers stays free for rows that somebody waits for.
+        """
+        candidates = list(keys)
+        states = self.states(candidates)
+        wanted = [k for k, state in zip(candidates, states, strict=True) if state == "absent"]
         if self._arena is not None:
             self._arena.submit(wanted, prefetch=True)
             wanted = [key for key in wanted if not self._in_arena_or_coming(key)]
-        for key in wanted[: max(0, len(self._free) - len(self._buffers) // 2)]:
+        if wanted:
+            self._reclaim()
+        kept = max(1, len(self._buffers) // 4)
+        for key in wanted[: max(0, len(self._free) - kept)]:
             self._start(key, prefetch=True)
 
-    def state(self, key: Key) -> RowState:
-        """Look for a row in the arena and in staging."""
-        if key in self._staged or (self._arena is not None and key in self._arena.arena):
-            return "ready"
-        if self._in_arena_or_coming(key):
+    def states(self, keys: Sequence[Key]) -> list[RowState]:
+        """Look for rows in the arena and in staging."""
+        found = [self._state(key) for key in keys]
+        if "coming" in found:
             self._collect(self._poll())
-            if key in self._staged or (self._arena is not None and key in self._arena.arena):
-                return "ready"
-            if self._in_arena_or_coming(key):
-                return "coming"
-        return "absent"
+            found = [self._state(key) for key in keys]
+        return found
 
     def matches(self, key: Key, row: memoryview) -> bool:
         """Compare checksums."""
@@ -247,7 +272,8 @@ class PackStore:
         if self._arena is not None:
             self._arena.check_integrity()
         coming = [buffer for _, buffer in self._coming.values()]
-        uses = sorted([*self._free, *self._used, *coming, *self._staged.values()])
+        used = [buffer for _, buffer in self._used]
+        uses = sorted([*self._free, *used, *coming, *self._staged.values()])
         if uses != list(range(len(self._buffers))):
             raise RuntimeError(
                 f"wanted one use of each of {len(self._buffers)} buffers, got {uses}"
@@ -260,6 +286,11 @@ class PackStore:
         """Close the packs."""
         self.reader.close()
 
+    def _state(self, key: Key) -> RowState:
+        if key in self._staged or (self._arena is not None and key in self._arena.arena):
+            return "ready"
+        return "coming" if self._in_arena_or_coming(key) else "absent"
+
     def _in_arena_or_coming(self, key: Key) -> bool:
         if self._arena is not None and (key in self._arena.arena or self._arena.is_coming(key)):
             return True
@@ -269,8 +300,7 @@ class PackStore:
         """Place a row that is in memory; a staged one is used up by that."""
         buffer = self._staged.pop(key, None)
         if buffer is not None:
-            place(key, self._buffers[buffer])
-            self._used.append(buffer)
+            self._used.append((place(key, self._buffers[buffer]), buffer))
             return True
         if self._arena is None:
             return False
@@ -278,15 +308,15 @@ class PackStore:
         slot = self._arena.arena.slot_of(key)
         if view is None or slot is None:
             return False
-        place(key, self._arena.arena.memory(slot))
+        self._last_of_arena = place(key, self._arena.arena.memory(slot))
         return True
 
-    def _submit(self, keys: Sequence[Key], settle: Settle) -> Sequence[Key]:
+    def _submit(self, keys: Sequence[Key]) -> Sequence[Key]:
         """Start to read as many rows into the arena as it takes at a time."""
         assert self._arena is not None
         if not self._arena.arena.room:
             # This step has used every slot: what it placed must be copied before they change.
-            settle()
+            self._copies.wait()
             self._collect(self._arena.wait())
             self._arena.begin_step()
         batch = keys[: self._arena.arena.room]
@@ -294,28 +324,36 @@ class PackStore:
         self._arena.submit([key for key in batch if key not in coming])
         return batch
 
-    def _stage(self, keys: Sequence[Key], settle: Settle) -> Sequence[Key]:
+    def _stage(self, keys: Sequence[Key]) -> Sequence[Key]:
         """Start to read as many rows into staging buffers as there are."""
         coming = {key for key, _ in self._coming.values()}
         started = 0
         for key in keys:
             if key not in coming:
                 if not self._free:
-                    self._make_room(settle, set(keys))
+                    self._make_room(set(keys))
                 if not self._free:
                     break
                 self._start(key, prefetch=False)
             started += 1
         return keys[:started]
 
-    def _make_room(self, settle: Settle, wanted: set[Key]) -> None:
+    def _make_room(self, wanted: set[Key]) -> None:
         """Free the buffers that were placed, and else those read ahead in vain."""
         if self._used:
-            settle()
-            self._free, self._used = self._used, []
+            self._reclaim()
+            if not self._free:
+                self._copies.wait()
+                self._reclaim()
             return
         for key in [key for key in self._staged if key not in wanted]:
             self._free.append(self._staged.pop(key))
+
+    def _reclaim(self) -> None:
+        """Free the buffers whose copies are done."""
+        done = self._copies.done() if self._used else 0
+        while self._used and self._used[0][0] <= done:
+            self._free.append(self._used.popleft()[1])
 
     def _start(self, key: Key, *, prefetch: bool) -> None:
         buffer = self._free.pop()

@@ -3,9 +3,10 @@
 A tier moves rows and keeps its tables true; when to run what is the business of `resident`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,8 +14,10 @@ from moet_core.errors import MoetError
 from moet_core.residency import Key, Move, PoolPolicy, WorkingSetError, worst_case
 from moet_core.row import RowLayout
 from moet_kernels import experts
+from moet_vllm.residency.copies import Moment
 from moet_vllm.residency.pool import SlotPool
-from moet_vllm.residency.stores import HostStore, RowState
+from moet_vllm.residency.ring import Chunk, Ring
+from moet_vllm.residency.stores import HostStore
 
 __all__ = ["PROMOTIONS", "PoolShape", "Tier"]
 
@@ -76,8 +79,16 @@ class Tier:
             experts=shape.experts,
             device=device,
         )
+        self.ring = Ring(self.pool)
+        store.attach(self.pool.copies)
         self.brought = self.promoted = 0
         self._promoting: dict[Key, Move] = {}
+        self._copying: dict[Key, Moment] = {}  # promotions whose rows are on their last way
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every expert is present, for good: what is never absent is never evicted."""
+        return self.policy.resident == self.shape.all_experts
 
     def begin_step(self, agree: Callable[[int], int] | None = None) -> None:
         """End the former step and publish what was promoted since.
@@ -86,9 +97,10 @@ class Tier:
             agree: Have all ranks publish the same promotions, or none: returns the largest of the
                 numbers that they pass.
         """
-        self.pool.open_slots()
         self.store.begin_step()
-        self._finish_promotions(agree)
+        if self._promoting:
+            self._copy_promotions()
+            self._finish_promotions(agree)
         self.policy.begin_step()
 
     def bring(self, keys: Sequence[Key]) -> int:
@@ -100,17 +112,20 @@ class Tier:
         """
         # A promotion under way has a slot already; whoever waits for its row finishes it.
         waiting = [self._promoting.pop(key) for key in keys if key in self._promoting]
+        there = {move.key for move in waiting if self._copying.pop(move.key, None) is not None}
         try:
             try:
                 moves = self.policy.plan(keys)
             except WorkingSetError:
+                # Copies that are under way end before those that get their slots begin.
                 self.policy.abandon(list(self._promoting.values()))
                 self._promoting.clear()
+                self._copying.clear()
                 moves = self.policy.plan(keys)
         except BaseException:
             self.policy.abandon(waiting)
             raise
-        self._fill(moves + waiting)
+        self._fill(moves + waiting, there)
         self.brought += len(moves) + len(waiting)
         return len(moves) + len(waiting)
 
@@ -129,12 +144,15 @@ class Tier:
     def promote(self) -> None:
         """Start to bring what is worth more than what the slots hold; nobody waits for it."""
         room = PROMOTIONS - len(self._promoting)
-        for move in self.policy.promotions(room) if room > 0 else []:
-            self._promoting[move.key] = move
-        if self._promoting:
+        moves = self.policy.promotions(room) if room > 0 else []
+        if not moves:
+            return
+        self._promoting.update({move.key: move for move in moves})
+        if any(move.evicted is not None for move in moves):
             # Evicted experts are absent from now on, for the next pass too.
             self.pool.set_table(self.policy.slot_of)
-            self.store.read_ahead(self.model_key(key) for key in self._promoting)
+        self.store.read_ahead(self.model_key(move.key) for move in moves)
+        self._copy_promotions()
 
     def absent(self, layer: int, experts: Iterable[int]) -> list[int]:
         """Return those of a layer's experts that have no row in a slot."""
@@ -145,29 +163,39 @@ class Tier:
         """Start to read rows of a layer that will be used once."""
         self.store.read_ahead((self.shape.layers[layer], expert) for expert in experts)
 
-    def bring_chunk(self, layer: int, experts: Sequence[int], first_slot: int) -> Tensor:
-        """Read experts of a layer into the ring; return the slot table of them alone, int32 [E].
+    def start_chunk(self, layer: int, experts: Sequence[int]) -> Chunk:
+        """Read experts of a layer and start to copy them into the ring; waits for reads alone.
 
         Raises:
             PackError: A row could not be read.
         """
-        keys = {(self.shape.layers[layer], e): first_slot + i for i, e in enumerate(experts)}
-        # The pass before the last may still read this half of the ring.
-        self.pool.open_slots()
-        try:
-            self.store.bring(
-                list(keys),
-                lambda key, row: self.pool.place(keys[key], row),
-                self.pool.settle,
-                scan=True,
-            )
-        finally:
-            self.pool.settle()
-        table = torch.full_like(self.pool.slot_of[layer], -1)
-        slots = torch.tensor(list(keys.values()), dtype=torch.int32, device=table.device)
-        table[list(experts)] = slots
+        half = self.ring.next_half()
+        first = self.ring.first_slot(half)
+        slots = {(self.shape.layers[layer], e): first + i for i, e in enumerate(experts)}
+        self.store.bring(list(slots), lambda key, row: self.pool.place(slots[key], row), scan=True)
         self.brought += len(experts)
-        return table
+        numbers = np.arange(first, first + len(experts), dtype=np.int32)
+        table = self.pool.table(list(experts), numbers)
+        return Chunk(layer, list(experts), table, half, self.pool.copies.mark())
+
+    def start_ready_chunk(self, layer: int, experts: Sequence[int]) -> Chunk | None:
+        """Start to copy those of a layer's experts that are in memory, and to read the others.
+
+        Raises:
+            PackError: A row was lost while it was handed out.
+        """
+        self.read_ahead(layer, experts)
+        states = self.store.states([(self.shape.layers[layer], e) for e in experts])
+        ready = [e for e, state in zip(experts, states, strict=True) if state == "ready"]
+        return self.start_chunk(layer, ready) if ready else None
+
+    def add_chunk(
+        self, parts: Tensor, x: Tensor, topk_ids: Tensor, chunk: Chunk, limit: float | None
+    ) -> None:
+        """Compute a chunk's experts once its rows are there; the host does not wait."""
+        self.ring.await_rows(chunk)
+        self.add(parts, x, topk_ids, chunk.table, limit)
+        self.ring.was_read(chunk)
 
     def add(
         self, parts: Tensor, x: Tensor, topk_ids: Tensor, table: Tensor, limit: float | None
@@ -223,38 +251,55 @@ class Tier:
         """Release the store."""
         self.store.close()
 
-    def _fill(self, moves: list[Move]) -> None:
-        """Read rows into their slots and make them present; all or nothing."""
-        slots = {self.model_key(move.key): move.slot for move in moves}
-        # Whatever is evicted must not be looked up while its slot is overwritten.
-        self.pool.set_table(self.policy.slot_of)
+    def _fill(self, moves: list[Move], there: Container[Key] = ()) -> None:
+        """Read rows into their slots and make them present; all or nothing.
+
+        Args:
+            moves: Which rows, and whereto.
+            there: Keys whose copies were started before.
+        """
+        slots = {self.model_key(m.key): m.slot for m in moves if m.key not in there}
+        self.pool.open_slots()
         try:
             self.store.bring(
-                list(slots),
-                lambda key, row: self.pool.place(slots[key], row),
-                self.pool.settle,
-                scan=False,
+                list(slots), lambda key, row: self.pool.place(slots[key], row), scan=False
             )
         except BaseException:
-            self.pool.settle()
             self.policy.abandon(moves)
+            self.pool.set_table(self.policy.slot_of)
             raise
-        self.pool.settle()
+        finally:
+            self.pool.copies.wait()
         self.policy.publish(moves)
         self.pool.set_table(self.policy.slot_of)
 
+    def _copy_promotions(self) -> None:
+        """Start to copy the promoted rows that have been read."""
+        waiting = [key for key in self._promoting if key not in self._copying]
+        states = self.store.states([self.model_key(key) for key in waiting])
+        ready = [key for key, state in zip(waiting, states, strict=True) if state == "ready"]
+        if not ready:
+            return
+        slots = {self.model_key(key): self._promoting[key].slot for key in ready}
+        self.pool.open_slots()
+        self.store.bring(list(slots), lambda key, row: self.pool.place(slots[key], row), scan=False)
+        self._copying.update(dict.fromkeys(ready, self.pool.copies.mark()))
+
     def _finish_promotions(self, agree: Callable[[int], int] | None) -> None:
         """Publish the promotions whose rows have arrived, and give up those that were dropped."""
-        if not self._promoting:
-            return
-        states = {key: self.store.state(self.model_key(key)) for key in self._promoting}
+        waiting = [key for key in self._promoting if key not in self._copying]
+        states = self.store.states([self.model_key(key) for key in waiting])
+        dropped = [key for key, state in zip(waiting, states, strict=True) if state == "absent"]
+        there = [key for key, moment in self._copying.items() if moment.has_passed]
         if agree is not None:
-            order: tuple[RowState, ...] = ("ready", "coming", "absent")
-            slowest = order[agree(max(order.index(state) for state in states.values()))]
-            states = dict.fromkeys(states, slowest)
-        ready = [self._promoting.pop(key) for key, state in states.items() if state == "ready"]
-        dropped = [self._promoting.pop(key) for key, state in states.items() if state == "absent"]
-        self.policy.abandon(dropped)
+            slowest = agree(2 if dropped else 1 if len(there) < len(self._promoting) else 0)
+            every = list(self._promoting)
+            there, dropped = (every if slowest == 0 else []), (every if slowest == 2 else [])
+        self.policy.abandon([self._promoting.pop(key) for key in dropped])
+        ready = [self._promoting.pop(key) for key in there]
+        for key in [*dropped, *there]:
+            self._copying.pop(key, None)
         if ready:
-            self._fill(ready)
+            self.policy.publish(ready)
+            self.pool.set_table(self.policy.slot_of)
             self.promoted += len(ready)
