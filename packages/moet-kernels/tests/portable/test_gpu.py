@@ -70,7 +70,13 @@ class Layer:
 def check_against_float64(layer, batch, error):
     poison = torch.full((len(batch[0]) * layer.top_k, layer.hidden), torch.nan, device="cuda")
     del poison  # the allocator hands this memory out next: what is not written is NaN
-    assert error(layer.run(batch), layer.float64(batch)) < TOLERANCE
+    found, wanted = layer.run(batch), layer.float64(batch)
+    differs = error(found, wanted)
+    unwritten = found.isnan().sum(dim=1).nonzero()[:, 0].tolist()
+    assert differs < TOLERANCE, (
+        f"{len(found)} tokens: relative error wanted below {TOLERANCE}, found {differs}; tokens "
+        f"with NaN: {unwritten[:9]} of {len(unwritten)}; in the reference: {wanted.isnan().sum()}"
+    )
 
 
 @pytest.mark.parametrize("codec", codec_names())

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from moet_core.floats import float64_to_e4m3
 from moet_kernels.sass.machine import File, Machine, Mask, Operation, Words
 from moet_kernels.sass.operands import Operand
 from moet_kernels.sass.source import Statement
@@ -130,8 +131,20 @@ def compare(machine: Machine, file: File, statement: Statement, mask: Mask) -> N
 
 
 def pack(machine: Machine, file: File, statement: Statement, mask: Mask) -> None:
-    """F2FP.{F16,BF16}.F32.PACK_AB d, a, b: a in the high half, b in the low."""
+    """F2FP.{F16,BF16}.F32.PACK_AB d, a, b and F2FP.SATFINITE.E4M3.F32.PACK_AB_MERGE_C d, a, b, c.
+
+    a comes into the high half or byte, b into the low; c into the high half above two bytes.
+    """
     modifiers = statement.instruction.modifiers
+    if modifiers == ("SATFINITE", "E4M3", "F32", "PACK_AB_MERGE_C"):
+        d, *pair, c = statement.instruction.operands
+        values = _floats(machine, file, tuple(pair), mask, flush=False)
+        with np.errstate(invalid="ignore"):  # registers of threads that do not take part
+            high, low = (float64_to_e4m3(value) for value in values)
+        above = np.asarray(integer(machine, file, c, mask)) << np.uint32(16)
+        words = high.astype(np.uint32) << np.uint32(8) | low | above
+        machine.write(file, d.values[0], words, mask)
+        return
     d, a, b = statement.instruction.operands
     if "PACK_AB" not in modifiers or "F32" not in modifiers or "RELU" in modifiers:
         raise machine.unsupported(statement.instruction.mnemonic)
@@ -194,7 +207,20 @@ def from_integer(machine: Machine, file: File, statement: Statement, mask: Mask)
     machine.write(file, d.values[0], exact.astype(np.float32).view(np.uint32), mask)
 
 
+def special_function(machine: Machine, file: File, statement: Statement, mask: Mask) -> None:
+    """MUFU.{EX2,RCP} d, a: rounded to nearest; the hardware may be off by the last bits."""
+    d, a = statement.instruction.operands
+    if statement.instruction.modifiers not in (("EX2",), ("RCP",)):
+        raise machine.unsupported(statement.instruction.mnemonic)
+    function = np.exp2 if statement.instruction.modifiers == ("EX2",) else np.reciprocal
+    (value,) = _floats(machine, file, (a,), mask, flush=True)
+    with np.errstate(all="ignore"):
+        words = to_float32(function(value))
+    _write(machine, file, statement, words, mask, flush=True)
+
+
 OPERATIONS: dict[str, Operation] = {
+    "MUFU": special_function,
     "FADD": add,
     "FMUL": multiply,
     "FFMA": fused,

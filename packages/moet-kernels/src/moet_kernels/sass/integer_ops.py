@@ -46,9 +46,12 @@ def _write64(machine: Machine, file: File, operand: Operand, value: Any, mask: M
 
 
 def move(machine: Machine, file: File, statement: Statement, mask: Mask) -> None:
-    """MOV: copy; also IMAD.MOV and CS2R of zero."""
-    operands = statement.instruction.operands
-    machine.write(file, operands[0].values[0], integer(machine, file, operands[1], mask), mask)
+    """MOV[.64] d, a."""
+    d, a = statement.instruction.operands[:2]
+    if "64" in statement.instruction.modifiers:
+        _write64(machine, file, d, np.asarray(pair(machine, file, a, mask)), mask)
+    else:
+        machine.write(file, d.values[0], integer(machine, file, a, mask), mask)
 
 
 def add3(machine: Machine, file: File, statement: Statement, mask: Mask) -> None:
@@ -209,8 +212,13 @@ def permute(machine: Machine, file: File, statement: Statement, mask: Mask) -> N
 
 
 def select(machine: Machine, file: File, statement: Statement, mask: Mask) -> None:
-    """SEL d, a, b, p, and FSEL, whose sources can be negated floats."""
+    """SEL[.64] d, a, b, p, and FSEL, whose sources can be negated floats."""
     d, a, b, p = statement.instruction.operands
+    if "64" in statement.instruction.modifiers:
+        chosen = machine.read_predicate(file, p, mask)
+        x, y = (pair(machine, file, operand, mask) for operand in (a, b))
+        _write64(machine, file, d, np.where(chosen, x, y), mask)
+        return
     values: list[Any] = []
     for operand in (a, b):
         value = raw(machine, file, operand, mask)

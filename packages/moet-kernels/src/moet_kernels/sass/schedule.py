@@ -20,7 +20,14 @@ from moet_kernels.sass.hazards import check_hazards
 from moet_kernels.sass.roles import accesses
 from moet_kernels.sass.source import Program, Statement
 from moet_kernels.sass.table import Table, Timing
-from moet_kernels.sass.timing import Dependence, Kind, follow, name_of, needed, needed_after_read
+from moet_kernels.sass.timing import (
+    Dependence,
+    Kind,
+    follow,
+    name_of,
+    needed_after_read,
+    needed_alone,
+)
 
 __all__ = ["safe", "tuned"]
 
@@ -139,7 +146,7 @@ def _mend(
 ) -> bool:
     """Cover one dependence; whether that changed a control field."""
     if found.kind in (Kind.FIXED, Kind.SIGNAL):
-        missing = needed(timing, found.key) - found.cycles
+        missing = needed_alone(timing, found.key) - found.cycles
         return missing > 0 and _stall(found, missing, controls, fixed)
     if found.kind == Kind.SOURCE:
         after = needed_after_read(timing, found.key)

@@ -6,8 +6,15 @@ consumer) the fewest cycles that it ever left between them is evidence that this
 It is an upper bound of what the hardware needs, never a claim about less.
 
 `follow` walks the control-flow graph and reports every dependence with the fewest cycles on any
-path. Cycles are the sum of stalls; waits add more, which only helps. A taken branch counts for
-`BRANCH_CYCLES` more than its stall.
+path. Cycles are the sum of stalls. A wait adds more: where one lies between the two, the compiler
+may have left fewer cycles than the result needs, so learning keeps those apart. A taken branch
+counts for `BRANCH_CYCLES` more than its stall.
+
+Three orders besides registers hold, each found on an H200. Memory instructions after a barrier
+must not issue before it has taken effect: `BAR` produces, and they consume, the pseudo-register
+`MEM`. A queue of memory instructions reads its sources in order, so whatever says that a later one
+has read says so of the earlier ones. And no number of cycles is enough for a source that is
+read late: the queue may be full.
 """
 
 import functools
@@ -23,7 +30,16 @@ from moet_kernels.sass.roles import Access, accesses
 from moet_kernels.sass.source import Program, targets
 from moet_kernels.sass.table import Form, NoFormError, Table, Timing
 
-__all__ = ["Dependence", "Kind", "follow", "learn_timing", "name_of", "needed", "needed_after_read"]
+__all__ = [
+    "Dependence",
+    "Kind",
+    "follow",
+    "learn_timing",
+    "name_of",
+    "needed",
+    "needed_after_read",
+    "needed_alone",
+]
 
 BRANCH_CYCLES = 8
 _HORIZON = 64  # cycles after which every fixed latency is over
@@ -32,6 +48,11 @@ _MARGIN = 2  # cycles added to the fewest of a class for a pair never seen
 _ENDS = frozenset({"EXIT", "RET", "BRX", "BRXU", "JMX", "BPT", "KILL", "CALL"})
 _MATRIX = re.compile(r"[HIQOD]MMA")
 _MEMORY = re.compile(r"LD|ST|ATOM|RED|SHFL")
+# Instructions of the memory queue, which reads their sources in order.
+_QUEUED = re.compile(r"(LDG|LDS|LDL|LDSM|LDGSTS|STG|STS|STL|STSM|ATOMG|ATOMS|REDG)$")
+_ORDER: Access = ("MEM", 0)
+_WAITED = "~"  # ends the key of a dependence with a wait between the two
+_HELD = "held"  # operand in the key of a source whose reader took a scoreboard for it
 _BRANCH = frozenset({"BRA", "EXIT", "BSSY", "BSYNC", "WARPSYNC", "RET", "CALL", "BREAK", "BAR"})
 # Units that give results back in order: one scoreboard can stand for all before it.
 _SPECIAL_UNIT = frozenset(["MUFU", "F2I", "I2F", "F2F", "FRND", "FCHK", "POPC", "FLO", "BREV"])
@@ -57,7 +78,8 @@ class Dependence(msgspec.Struct, frozen=True):
         second: index of the later one.
         register: what both touch, `R4`.
         key: "name/file>name:operand", by which its cycles are learnt; "name/SB>wait:" for
-            a scoreboard, which is taken some cycles after its instruction issued.
+            a scoreboard, which is taken some cycles after its instruction issued. A "~" at
+            the end says that a wait lies between the two.
         cycles: fewest cycles between the two on any path.
     """
 
@@ -74,6 +96,7 @@ class _State:
 
     def __init__(self) -> None:
         self.results: dict[tuple[Access, int], int] = {}  # (register, producer) -> age
+        self.waited: dict[tuple[Access, int], int] = {}  # the same, with a wait since
         self.boards: dict[tuple[Access, int], int] = {}  # (register, producer) -> scoreboard bits
         self.reads: dict[tuple[Access, int, int], int] = {}  # (register, reader, bits) -> age
         self.taken: dict[tuple[int, int], int] = {}  # (scoreboard bit, taker) -> age
@@ -81,6 +104,7 @@ class _State:
     def copy(self, cycles: int = 0) -> "_State":
         other = _State()
         other.results = {k: v + cycles for k, v in self.results.items()}
+        other.waited = {k: v + cycles for k, v in self.waited.items()}
         other.boards = dict(self.boards)
         other.reads = {k: v + cycles for k, v in self.reads.items()}
         other.taken = {k: v + cycles for k, v in self.taken.items()}
@@ -91,6 +115,7 @@ class _State:
         changed = False
         pairs: tuple[tuple[dict[Any, int], dict[Any, int]], ...] = (
             (self.results, other.results),
+            (self.waited, other.waited),
             (self.reads, other.reads),
             (self.taken, other.taken),
         )
@@ -155,7 +180,12 @@ class _Walker:
                 form = table.form(statement.instruction)
             except NoFormError:
                 form = _UNKNOWN
-            self.uses.append(accesses(statement.instruction, form))
+            writes, reads = accesses(statement.instruction, form)
+            if statement.instruction.opcode == "BAR":
+                writes = writes | {_ORDER}
+            elif _QUEUED.match(statement.instruction.opcode):
+                reads = [*reads, (_ORDER, "")]
+            self.uses.append((writes, reads))
         self.found: dict[tuple[str, int, int, str, str], int] = {}
         self.leaders = self._leaders()
 
@@ -223,12 +253,15 @@ class _Walker:
             state.boards = {k: v & ~control.wait for k, v in state.boards.items()}
             state.boards = {k: v for k, v in state.boards.items() if v}
             state.reads = {k: v for k, v in state.reads.items() if not k[2] & control.wait}
+            for key, age in state.results.items():
+                state.waited[key] = min(age, state.waited.get(key, age))
+            state.results = {}
         writes, reads = self.uses[index]
         self._see_reads(index, name, reads, state)
         self._see_writes(index, name, writes, state)
         if statement.instruction.guard == NO_PREDICATE and not statement.instruction.guard_not:
             kept: dict[Any, int]
-            for kept in (state.results, state.boards):
+            for kept in (state.results, state.waited, state.boards):
                 for key in [key for key in kept if key[0] in writes]:
                     del kept[key]
         board = 0 if control.write == NO_SCOREBOARD else 1 << control.write
@@ -240,12 +273,15 @@ class _Walker:
                 if bits & _NEVER and _unit(earlier) == _unit(opcode):
                     state.boards[key] = bits & ~_NEVER | board
         for register in writes:
-            if board or variable:
+            if (board or variable) and register != _ORDER:
                 state.boards[register, index] = board or _NEVER
             else:
                 state.results[register, index] = 0
+        held = 0 if control.read == NO_SCOREBOARD else 1 << control.read
+        bits = board | held
+        if bits and _QUEUED.match(opcode):
+            self._read_in_order(bits, state)
         if opcode in self.late:
-            bits = board | (0 if control.read == NO_SCOREBOARD else 1 << control.read)
             for register, _ in reads:
                 if register[0] in ("R", "UR"):
                     state.reads[register, index, bits] = 0
@@ -255,6 +291,7 @@ class _Walker:
         cycles = max(control.stall, 1)
         state.taken = {k: v + cycles for k, v in state.taken.items() if v + cycles < _HORIZON}
         state.results = {k: v + cycles for k, v in state.results.items() if v + cycles < _HORIZON}
+        state.waited = {k: v + cycles for k, v in state.waited.items() if v + cycles < _HORIZON}
         state.reads = {k: min(v + cycles, _HORIZON) for k, v in state.reads.items()}
 
     def _see_reads(
@@ -266,9 +303,10 @@ class _Walker:
         for (register, producer), _ in state.boards.items():
             if register in by_register:
                 self._note(Kind.RESULT, producer, index, register, name, "", 0)
-        for (register, producer), age in state.results.items():
-            for operand in by_register.get(register, ()):
-                self._note(Kind.FIXED, producer, index, register, name, operand, age)
+        for ages, waited in ((state.results, ""), (state.waited, _WAITED)):
+            for (register, producer), age in ages.items():
+                for operand in by_register.get(register, ()):
+                    self._note(Kind.FIXED, producer, index, register, name, operand + waited, age)
 
     def _see_writes(self, index: int, name: str, writes: set[Access], state: _State) -> None:
         for register, producer in state.boards:
@@ -276,7 +314,18 @@ class _Walker:
                 self._note(Kind.OVERWRITE, producer, index, register, name, "", 0)
         for (register, reader, _), age in state.reads.items():
             if register in writes and reader != index:
-                self._note(Kind.SOURCE, reader, index, register, name, "", age)
+                control = self.program.statements[reader].control
+                assert control is not None
+                held = "" if control.read == NO_SCOREBOARD else _HELD
+                self._note(Kind.SOURCE, reader, index, register, name, held, age)
+
+    def _read_in_order(self, bits: int, state: _State) -> None:
+        """Let scoreboards of one memory instruction stand for the reads of those before it."""
+        for (register, reader, before), age in list(state.reads.items()):
+            opcode = self.program.statements[reader].instruction.opcode
+            if _QUEUED.match(opcode) and before | bits != before:
+                del state.reads[register, reader, before]
+                state.reads[register, reader, before | bits] = age
 
     def _note(
         self,
@@ -329,16 +378,25 @@ def learn_timing(programs: Iterable[Program], table: Table) -> Timing:
 def needed(timing: Timing, key: str) -> int:
     """Cycles to leave for a result of fixed latency.
 
+    With a wait between the two, what the compiler left with one between them, if it ever did.
     For a pair that the compiler never showed: the most it left for another operand of the same
     pair, or the fewest for the same classes of instruction plus a margin, or `LONGEST_STALL`. Pairs
     that it showed with slack only count for no more than that, unless the producer is a matrix or
     double instruction: no other fixed latency was ever seen to need more than one stall can give.
     """
+    if key.endswith(_WAITED):
+        cycles = timing.raw.get(key, _HORIZON)
+        return min(cycles, needed(timing, key.removesuffix(_WAITED)))
     cycles = timing.raw.get(key)
     if cycles is None:
         cycles = _needed_unseen(_frozen(timing), key)
     producer = _class_of(key.split("/")[0])
     return cycles if producer in ("matrix", "double") else min(cycles, LONGEST_STALL)
+
+
+def needed_alone(timing: Timing, key: str) -> int:
+    """Cycles to leave where no wait may be counted on to add any."""
+    return needed(timing, key.removesuffix(_WAITED))
 
 
 def needed_after_read(timing: Timing, key: str) -> int | None:
@@ -356,6 +414,8 @@ def _frozen(timing: Timing) -> dict[str, int]:
         return cached[1]
     classes: dict[str, int] = {}
     for key, cycles in timing.raw.items():
+        if key.endswith(_WAITED):
+            continue
         pair, class_pair = _pair(key), _class_pair(key)
         classes[pair] = max(cycles, classes.get(pair, 0))
         classes[class_pair] = min(cycles, classes.get(class_pair, cycles))
