@@ -1,0 +1,85 @@
+"""The process of one engine of a fleet: builds it as told, then does tasks until told no more.
+
+    python -m served.engine ANSWER_FD    (started by `served.fleet`)
+
+Orders are JSON lines on the standard input, the first one the `Spec`; answers are JSON lines on
+the given file descriptor.
+"""
+
+import json
+import os
+import sys
+import traceback
+from typing import Any
+
+import msgspec
+
+from served.fleet import Spec
+
+__all__ = ["build"]
+
+WORKER = {
+    "worker_cls": "moet_vllm.worker.MoetWorker",
+    "scheduler_cls": "moet_vllm.scheduler.make_scheduler",
+}
+
+GRAPHS_ALONE = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+
+
+def build(spec: Spec) -> Any:
+    """Return vLLM's LLM."""
+    import torch
+    from vllm import LLM
+
+    arguments: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "skip_tokenizer_init": True,
+        "enable_prefix_caching": False,
+        "max_model_len": 2048,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 2048,
+        "seed": 0,
+    }
+    if torch.cuda.is_available():
+        arguments["gpu_memory_utilization"] = 0.12
+        arguments["kv_cache_memory_bytes"] = 1 << 30
+        arguments["compilation_config"] = {
+            "cudagraph_capture_sizes": [1, 2, 4, 8],
+            **({} if spec.compiled else GRAPHS_ALONE),
+        }
+    else:
+        arguments["enforce_eager"] = True
+    arguments.update(spec.engine)
+    if spec.moet is not None:
+        arguments["additional_config"] = {"moet": spec.moet}
+        if any(key in spec.moet for key in ("pool", "packs", "fine")):
+            arguments.update(WORKER)
+    return LLM(spec.model, **arguments)
+
+
+def main() -> None:
+    """Build the engine and serve orders."""
+    with os.fdopen(int(sys.argv[1]), "w") as answers:
+
+        def say(message: dict[str, Any]) -> None:
+            answers.write(json.dumps(message) + "\n")
+            answers.flush()
+
+        spec = msgspec.convert(json.loads(sys.stdin.readline()), Spec)
+        llm = build(spec)
+        from served import tasks
+
+        if spec.hashed:
+            llm.collective_rpc(tasks.hash_logits)
+        say(tasks.about(llm))
+        for line in sys.stdin:
+            order = json.loads(line)
+            try:
+                say({"result": tasks.TASKS[order["task"]](llm, **order["arguments"])})
+            except Exception as error:  # the next order may still be possible
+                traceback.print_exc()
+                say({"error": f"{type(error).__name__}: {error}"[:2000]})
+
+
+if __name__ == "__main__":
+    main()

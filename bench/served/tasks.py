@@ -1,0 +1,327 @@
+"""What an engine of a fleet can be told to do; each task returns what JSON holds.
+
+They run in the engine's process: vLLM's engine core and worker live there too.
+"""
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+__all__ = ["TASKS", "about", "hash_logits"]
+
+WARM = 8
+"""Decode steps of a run that are not timed."""
+
+
+def about(llm: Any) -> dict[str, Any]:
+    """Describe an engine that is ready."""
+    import torch
+    from vllm.compilation.counter import compilation_counter
+
+    found: dict[str, Any] = {
+        "graphs": compilation_counter.num_cudagraph_captured,
+        "shape": llm.collective_rpc(_pool_shape)[0],
+    }
+    if torch.cuda.is_available():
+        found["gpu_bytes"] = torch.cuda.memory_reserved()
+    return found
+
+
+def answer(llm: Any, prompts: list[list[int]], tokens: int, streams: int) -> dict[str, Any]:
+    """Serve prompts greedily, so many at a time; return tokens and hashes of all logits."""
+    from vllm import SamplingParams
+
+    greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    found = []
+    for first in range(0, len(prompts), streams):
+        batch = [{"prompt_token_ids": prompt} for prompt in prompts[first : first + streams]]
+        for request in llm.generate(batch, greedy, use_tqdm=False):
+            found.append(list(request.outputs[0].token_ids))
+    return {"tokens": found, "hashes": [h for h in llm.collective_rpc(take_hashes) if h]}
+
+
+def decode(
+    llm: Any, streams: int, prompt: int, tokens: int, seed: int = 0, greedy: bool = False
+) -> dict[str, Any]:
+    """Time decode steps.
+
+    Tokens are sampled at temperature 1, so that a random model does not fall into a cycle, whose
+    few experts any cache holds.
+
+    Args:
+        llm: The engine.
+        streams: Requests at a time; all begin together.
+        prompt: Tokens of each prompt, random.
+        tokens: Tokens of each answer; the first `WARM` are not timed.
+        seed: Of prompts and samples.
+        greedy: Take the most probable token instead.
+
+    Returns:
+        `ms`, the time of each step, and what the pool and the gate counted in the timed steps.
+    """
+    from vllm import SamplingParams
+
+    engine = llm.llm_engine
+    vocabulary = llm.model_config.get_vocab_size()
+    for number, ids in enumerate(random_prompts(vocabulary, streams, prompt, seed)):
+        sampling = SamplingParams(
+            temperature=0.0 if greedy else 1.0,
+            seed=seed + number,
+            max_tokens=tokens,
+            ignore_eos=True,
+        )
+        name = f"{seed}-{number}-{time.monotonic_ns()}"
+        engine.add_request(name, {"prompt_token_ids": ids}, sampling)
+    produced: dict[str, int] = {}
+    times: list[float] = []
+    before: dict[str, float] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            produced[output.request_id] = len(output.outputs[0].token_ids)
+        if len(produced) == streams and min(produced.values()) >= WARM:
+            if not times:
+                before = counts(llm)
+            times.append(time.perf_counter())
+    after = counts(llm)
+    return {
+        "ms": [1000 * (b - a) for a, b in itertools.pairwise(times)],
+        "counts": {key: after[key] - before.get(key, 0) for key in after},
+    }
+
+
+def prefill(llm: Any, tokens: int, seed: int = 0) -> dict[str, Any]:
+    """Time one prompt of random tokens until its first answer token."""
+    from vllm import SamplingParams
+
+    before = counts(llm)
+    (ids,) = random_prompts(llm.model_config.get_vocab_size(), 1, tokens, seed)
+    sampling = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    started = time.perf_counter()
+    llm.generate([{"prompt_token_ids": ids}], sampling, use_tqdm=False)
+    seconds = time.perf_counter() - started
+    after = counts(llm)
+    return {"seconds": seconds, "counts": {k: after[k] - before[k] for k in after}}
+
+
+def counts(llm: Any) -> dict[str, float]:
+    """Return what the pool and the gate have counted since the start; empty without a pool."""
+    return dict(llm.collective_rpc(_counts)[0])
+
+
+def check(llm: Any) -> dict[str, float]:
+    """Check every table and byte of the pool; return its counts."""
+    llm.collective_rpc(_check)
+    return counts(llm)
+
+
+def reopen(llm: Any, moet: dict[str, Any], forget: bool) -> dict[str, Any]:
+    """Replace the pool by one with other settings; `forget` drops the hot sets beside packs."""
+    if forget:
+        forget_heat(llm, moet["packs"])
+    llm.collective_rpc("reopen_pool", args=(moet,))
+    return about(llm)
+
+
+def save_heat(llm: Any) -> None:
+    """Keep the hot set beside the packs."""
+    llm.collective_rpc(_save_heat)
+
+
+def forget_heat(llm: Any, packs: str) -> None:
+    """Delete the hot sets beside packs."""
+    from pathlib import Path
+
+    for path in Path(packs).glob("*.heat.json"):
+        path.unlink()
+
+
+def set_tau(llm: Any, tau: float) -> None:
+    """Change the gate's threshold."""
+    llm.collective_rpc(_set_tau, args=(tau,))
+
+
+def confidences(llm: Any, streams: int, prompt: int, tokens: int, seed: int = 0) -> list[float]:
+    """Return the least confidence of each gated step of a decode run."""
+    llm.collective_rpc(_record_confidence)
+    decode(llm, streams, prompt, tokens, seed)
+    found: list[float] = llm.collective_rpc(_take_confidence)[0]
+    return found
+
+
+def usage(llm: Any, tokens: int, seed: int = 0) -> float:
+    """Return the share of routings that the most used fifth of each layer's experts serve.
+
+    Counted over single-stream decode steps, whose marks name every routing.
+    """
+    llm.collective_rpc(_record_usage)
+    decode(llm, 1, 16, tokens, seed)
+    share: float = llm.collective_rpc(_take_usage)[0]
+    return share
+
+
+def profile(llm: Any, streams: int, prompt: int, tokens: int) -> dict[str, Any]:
+    """Return the GPU time of each kernel, in microseconds a step, over a decode run."""
+    import torch
+    from torch.profiler import ProfilerActivity
+
+    engine = llm.llm_engine
+    decode(llm, streams, prompt, WARM + 2)
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        steps = len(decode(llm, streams, prompt, tokens)["ms"]) + WARM
+        torch.cuda.synchronize()
+    assert not engine.has_unfinished_requests()
+    kernels: dict[str, float] = {}
+    for event in profiler.key_averages():
+        if event.device_time_total:
+            kernels[event.key[:120]] = event.device_time_total / steps
+    ordered = dict(sorted(kernels.items(), key=lambda item: -item[1]))
+    return {"steps": steps, "kernels": ordered}
+
+
+def random_prompts(vocabulary: int, count: int, tokens: int, seed: int) -> list[list[int]]:
+    """Return prompts of random token ids."""
+    generator = np.random.default_rng([seed, count, tokens])
+    found: list[list[int]] = generator.integers(2, vocabulary, (count, tokens)).tolist()
+    return found
+
+
+def hash_logits(worker: Any) -> None:
+    """Keep the hash of every step's logits on the worker."""
+    import hashlib
+
+    worker.hashes = []
+    model = worker.model_runner.model
+    compute = model.compute_logits
+
+    def compute_logits(*args: Any, **kwargs: Any) -> Any:
+        logits = compute(*args, **kwargs)
+        if logits is not None:
+            data = logits.float().cpu().numpy().tobytes()
+            worker.hashes.append(hashlib.sha256(data).hexdigest())
+        return logits
+
+    model.compute_logits = compute_logits
+
+
+def take_hashes(worker: Any) -> list[str]:
+    """Return the hashes kept since the last call."""
+    hashes: list[str] = getattr(worker, "hashes", [])
+    worker.hashes = []
+    return hashes
+
+
+def _resident(worker: Any) -> Any:
+    return getattr(worker, "resident", None)
+
+
+def _pool_shape(worker: Any) -> dict[str, Any] | None:
+    resident = _resident(worker)
+    if resident is None:
+        return None
+    shape = resident.shape
+    found = {
+        "row_bytes": shape.row.row_bytes,
+        "experts": shape.experts,
+        "layers": len(shape.layers),
+        "slots": shape.slots,
+        "ring": shape.ring,
+    }
+    if resident.fine is not None:
+        found["fine_row_bytes"] = resident.fine.tier.shape.row.row_bytes
+        found["fine_slots"] = resident.fine.tier.shape.slots
+    return found
+
+
+def _counts(worker: Any) -> dict[str, float]:
+    import msgspec
+
+    resident = _resident(worker)
+    if resident is None:
+        return {}
+    found: dict[str, float] = msgspec.to_builtins(resident.counts)
+    del found["row_bytes"]
+    if resident.fine is not None and resident.fine.gate is not None:
+        gate = msgspec.to_builtins(resident.fine.gate.counts)
+        found.update({f"gate_{name}": value for name, value in gate.items()})
+    return found
+
+
+def _check(worker: Any) -> None:
+    if _resident(worker) is not None:
+        worker.resident.check_integrity()
+        if hasattr(worker.resident.store, "check_integrity"):
+            worker.resident.store.check_integrity()
+
+
+def _save_heat(worker: Any) -> None:
+    from moet_vllm.residency.heat import save_hot_keys
+
+    save_hot_keys(worker.resident)
+
+
+def _set_tau(worker: Any, tau: float) -> None:
+    import msgspec
+
+    gate = worker.resident.fine.gate
+    gate.settings = msgspec.structs.replace(gate.settings, tau=tau)
+
+
+def _record_confidence(worker: Any) -> None:
+    gate = worker.resident.fine.gate
+    decide = gate.decide
+    gate.seen = []
+
+    def record(reading: Any) -> Any:
+        gate.seen.append(float(reading.confidence[reading.counts].min()))
+        return decide(reading)
+
+    gate.decide = record
+
+
+def _take_confidence(worker: Any) -> list[float]:
+    gate = worker.resident.fine.gate
+    del gate.decide
+    seen: list[float] = gate.seen
+    return seen
+
+
+def _record_usage(worker: Any) -> None:
+    resident = worker.resident
+    take = resident.pool.take_wanted
+    resident.pool.used = np.zeros((len(resident.shape.layers), resident.shape.experts))
+
+    def record() -> Any:
+        marks = take()
+        resident.pool.used += marks
+        return marks
+
+    resident.pool.take_wanted = record
+
+
+def _take_usage(worker: Any) -> float:
+    from served.models import HOT_SHARE
+
+    pool = worker.resident.pool
+    del pool.take_wanted
+    used = np.sort(pool.used, axis=1)[:, ::-1]
+    count = round(HOT_SHARE * used.shape[1])
+    return float(used[:, :count].sum() / used.sum())
+
+
+TASKS: dict[str, Callable[..., Any]] = {
+    "answer": answer,
+    "decode": decode,
+    "prefill": prefill,
+    "counts": counts,
+    "check": check,
+    "reopen": reopen,
+    "save_heat": save_heat,
+    "forget_heat": forget_heat,
+    "set_tau": set_tau,
+    "confidences": confidences,
+    "usage": usage,
+    "profile": profile,
+}
