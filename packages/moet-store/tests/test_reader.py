@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moet_core.errors import ConfigError
 from moet_store import (
     PackErrorKind,
     PackReader,
@@ -85,8 +86,8 @@ def read_one(reader, key, **options):
 
 @pytest.fixture
 def big(make_pack):
-    """Write a pack whose rows are of several pieces: 2.5 MiB and a bit."""
-    return make_pack(layers=(4,), experts=2, payload_bytes=5 * MIB // 2 + 5)
+    """Write a pack whose rows are of several pieces: 5 MiB and a bit."""
+    return make_pack(layers=(4,), experts=2, payload_bytes=5 * MIB + 5)
 
 
 def options(engine):
@@ -102,6 +103,26 @@ def test_rows_of_several_pieces(big, row_of, engine, direct):
         buffer, completion = read_one(reader, (4, 1))
         assert (completion.error, reader.engine, reader.direct) == (None, engine, direct)
     assert bytes(buffer[: spec.payload_bytes]) == row_of(spec, 4, 1).tobytes()
+
+
+@pytest.mark.parametrize("piece_bytes", [4096, 3 * MIB, 8 * MIB])
+def test_pieces_of_any_length(big, row_of, piece_bytes):
+    path, spec = big
+    engine = ByHand()
+    with PackReader([path], engine=engine, piece_bytes=piece_bytes, depth=4096) as reader:
+        buffer = aligned_buffer(spec.row_bytes)
+        reader.submit([(4, 1)], [buffer])
+        assert len(engine.started) == min(-(-spec.row_bytes // piece_bytes), engine.entries)
+        while engine.started:
+            engine.finish()
+            reader.poll()
+    assert bytes(buffer[: spec.payload_bytes]) == row_of(spec, 4, 1).tobytes()
+
+
+@pytest.mark.parametrize("piece_bytes", [0, -4096, 4095, 5000])
+def test_pieces_that_no_direct_read_can_have(big, piece_bytes):
+    with pytest.raises(ConfigError, match=f"wanted a multiple of 4096, found {piece_bytes};"):
+        PackReader([big[0]], piece_bytes=piece_bytes)
 
 
 def test_registered_memory(big, row_of):
@@ -377,7 +398,7 @@ def test_pieces_that_arrive_in_any_order_are_verified_in_theirs(big, row_of, ord
     assert bytes(buffer[: spec.payload_bytes]) == row_of(spec, 4, 1).tobytes()
 
 
-@pytest.mark.parametrize("place", [0, 5 * MIB // 2 + 4])
+@pytest.mark.parametrize("place", [0, 5 * MIB + 4])
 @pytest.mark.parametrize("last", [0, 2])
 def test_damage_in_any_piece_shows_with_the_piece_that_arrives_last(big, place, last):
     path, spec = big

@@ -169,7 +169,8 @@ def run_bench(
         notes=tuple(
             f"{comparison.row_bytes / MIB:g} MiB rows: yardstick is {comparison.yardstick}; "
             f"reader: {comparison.engine}, "
-            f"{'O_DIRECT' if comparison.direct else 'page cache'}, depth {comparison.depth} MiB, "
+            f"{'O_DIRECT' if comparison.direct else 'page cache'}, depth {comparison.depth} pieces "
+            f"of {comparison.piece_bytes / MIB:g} MiB, "
             f"{comparison.fallback_count} fallbacks; {rounds} rounds of {seconds:g} s, one run of "
             "each kind a round, in random order; a row is read in random order, checksums "
             "on unless the name says otherwise"

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,7 +23,7 @@ from moet_store.engines import POOL_THREADS
 from moet_store.fio import FIO_DEPTHS, Sample, fio_version, run_fio, run_loop
 from moet_store.memory import aligned_buffer
 from moet_store.probe import rows_for, throughput, tune_depth
-from moet_store.reader import PackReader
+from moet_store.reader import PIECE_BYTES, PackReader
 from moet_store.rows import Key
 from moet_store.spec import HEADER_BYTES, PackSpec, plain_spec
 from moet_store.writer import PackWriter
@@ -32,7 +33,9 @@ __all__ = ["Comparison", "Settings", "bench_store"]
 MIB = 2**20
 LAYERS = 4
 TUNING_ROUNDS = 3
-SINGLE = "yardstick, one row at a time"
+SINGLE = ", one row at a time"
+WHOLE = ", a row in one request"
+"""As fio reads it; otherwise the reader cuts rows into pieces."""
 
 Run = Callable[[], Sample]
 
@@ -62,7 +65,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             O_DIRECT preadv loop".
         engine: The reader's engine.
         direct: Whether the reader went past the page cache.
-        depth: The reader's depth, in pieces of 1 MiB.
+        depth: The reader's depth, in pieces.
+        piece_bytes: Length of a piece.
         fallback_count: Slower ways that the reader had to take.
         ratio: Median over the rounds of the reader's rate by the yardstick's.
         measurements: All samples.
@@ -73,6 +77,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     direct: bool
     depth: int
+    piece_bytes: int
     fallback_count: int
     ratio: float
     measurements: tuple[Measurement, ...]
@@ -98,18 +103,20 @@ def bench_store(
         # As every run does, so that what it falls back to is counted.
         reader.register(aligned_buffer(rows_for(depth, reader) * spec.row_bytes))
         name, yardstick, single = _yardstick(path, spec, settings, reader.engine)
-        whole, half = settings.seconds, settings.seconds / 2
+        seconds = settings.seconds
+        full = partial(_run_store, path, seconds=seconds, in_flight=depth * reader.piece_bytes)
+        alone = partial(_run_store, path, seconds=seconds / 2, in_flight=0)
         runs: dict[str, Run] = {
-            "store": lambda: _run_store(path, seconds=whole, depth=depth),
+            "store": full,
+            f"store{WHOLE}": partial(full, piece_bytes=spec.row_bytes),
             name: yardstick,
-            "store without checksums": lambda: _run_store(
-                path, seconds=whole, depth=depth, verify=False
+            "store without checksums": partial(full, verify=False),
+            f"page cache, cold, {POOL_THREADS} pread threads": partial(
+                _run_pool, path, spec, seconds
             ),
-            f"page cache, cold, {POOL_THREADS} pread threads": lambda: _run_pool(path, spec, whole),
-            "store, one row at a time": lambda: _run_store(
-                path, seconds=half, depth=depth, one=True
-            ),
-            SINGLE: single,
+            f"store{SINGLE}": alone,
+            f"store{WHOLE}{SINGLE}": partial(alone, piece_bytes=spec.row_bytes),
+            f"yardstick{SINGLE}": single,
         }
         samples = _rounds(runs, settings.rounds, progress)
         return Comparison(
@@ -118,9 +125,10 @@ def bench_store(
             engine=reader.engine,
             direct=reader.direct,
             depth=depth,
+            piece_bytes=reader.piece_bytes,
             fallback_count=reader.counters.fallback_count,
             ratio=_ratio(samples["store"], samples[name]).median,
-            measurements=tuple(_measurements(samples, spec.row_bytes)),
+            measurements=tuple(_measurements(samples, name, spec.row_bytes)),
         )
 
 
@@ -151,16 +159,23 @@ def _test_pack(
 
 
 def _run_store(
-    path: Path, *, seconds: float, depth: int, one: bool = False, verify: bool = True
+    path: Path,
+    *,
+    seconds: float,
+    in_flight: int,
+    piece_bytes: int = PIECE_BYTES,
+    verify: bool = True,
 ) -> Sample:
-    """Read random rows, as many at a time as `depth` pieces need or one after the other.
+    """Read random rows with `in_flight` bytes at the kernel, or one after the other if that is 0.
 
     Every run takes new memory, as fio does: where the machine happens to place it changes the
     rate, and would otherwise be drawn once for all runs of a kind.
     """
     order = random.Random()  # noqa: S311 - which rows are read is no secret
-    with PackReader([path], depth=depth, verify=verify) as reader:
-        rows = 1 if one else rows_for(depth, reader)
+    with PackReader([path], piece_bytes=piece_bytes, verify=verify) as reader:
+        # A row alone is in flight with all its pieces.
+        reader.set_depth(-(-(in_flight or reader.spec.row_bytes) // piece_bytes))
+        rows = rows_for(reader.depth, reader) if in_flight else 1
         region = aligned_buffer(rows * reader.spec.row_bytes)
         reader.register(region)
         keys: list[Key] = reader.written_keys()
@@ -255,20 +270,24 @@ def _ratio(ours: list[Sample], theirs: list[Sample], name: str = "ratio") -> Mea
     return measurement(name, "ratio", [mine.rate / other.rate for mine, other in pairs])
 
 
-def _measurements(samples: dict[str, list[Sample]], row_bytes: int) -> Iterator[Measurement]:
+def _measurements(
+    samples: dict[str, list[Sample]], yardstick: str, row_bytes: int
+) -> Iterator[Measurement]:
     rows = f"{row_bytes / MIB:g} MiB rows"
     for name, found in samples.items():
         yield measurement(f"{rows}: {name}", "GB/s", [sample.rate / 1e9 for sample in found])
         yield measurement(f"{rows}: {name}, processor", "s/GB", [sample.cpu for sample in found])
-        if name.endswith("one row at a time"):
+        if name.endswith(SINGLE):
             latencies = [sample.latency * 1e3 for sample in found]
             yield measurement(f"{rows}: {name}, median latency", "ms", latencies)
     store = samples["store"]
     for name, found in samples.items():
-        if not name.startswith("store") and not name.endswith("one row at a time"):
+        if name != "store" and not name.endswith(SINGLE):
             yield _ratio(store, found, f"{rows}: store / {name}")
-    loose = samples["store without checksums"]
-    yield _ratio(store, loose, f"{rows}: store / store without checksums")
-    pairs = zip(samples["store, one row at a time"], samples[SINGLE], strict=True)
-    ratios = [ours.latency / theirs.latency for ours, theirs in pairs]
-    yield measurement(f"{rows}: one row at a time, latency of store / yardstick", "ratio", ratios)
+    yield _ratio(
+        samples[f"store{WHOLE}"], samples[yardstick], f"{rows}: store{WHOLE} / {yardstick}"
+    )
+    for how in ("", WHOLE):
+        pairs = zip(samples[f"store{how}{SINGLE}"], samples[f"yardstick{SINGLE}"], strict=True)
+        ratios = [ours.latency / theirs.latency for ours, theirs in pairs]
+        yield measurement(f"{rows}: latency{SINGLE}, of store{how} / yardstick", "ratio", ratios)

@@ -40,7 +40,7 @@ class _Reads(msgspec.Struct):
     bw_bytes: float
     runtime: float
     total_ios: int
-    clat_ns: _Latency
+    lat_ns: _Latency
 
 
 class _Job(msgspec.Struct):
@@ -93,6 +93,9 @@ def run_fio(path: Path, spec: PackSpec, *, depth: int, seconds: float, engine: s
         "--time_based",
         f"--runtime={round(seconds * 1000)}ms",
         "--output-format=json",
+        # From the submission on, as the reader counts.
+        "--lat_percentiles=1",
+        "--clat_percentiles=0",
     ]
     if engine == "io_uring":
         command += [f"--iodepth={depth}", "--registerfiles=1", "--fixedbufs=1"]
@@ -108,7 +111,7 @@ def run_fio(path: Path, spec: PackSpec, *, depth: int, seconds: float, engine: s
     busy = (job.usr_cpu + job.sys_cpu) / 100 * job.read.runtime / 1000
     busy *= 1 if engine == "io_uring" else depth
     total = job.read.total_ios * spec.row_bytes
-    latency = job.read.clat_ns.percentile["50.000000"] / 1e9
+    latency = job.read.lat_ns.percentile["50.000000"] / 1e9
     return Sample(rate=job.read.bw_bytes, cpu=busy / total * 1e9, latency=latency)
 
 

@@ -5,7 +5,7 @@ import statistics
 import time
 
 from moet_store.memory import aligned_buffer
-from moet_store.reader import PIECE_BYTES, PackReader
+from moet_store.reader import PackReader
 from moet_store.rows import Key
 
 __all__ = ["ROWS", "rows_for", "throughput", "tune_depth"]
@@ -34,7 +34,7 @@ def tune_depth(reader: PackReader, *, seconds: float = 0.1, rounds: int = 5) -> 
     keys = reader.written_keys()
     if not keys:
         return reader.depth
-    pieces = -(-reader.spec.row_bytes // PIECE_BYTES)
+    pieces = -(-reader.spec.row_bytes // reader.piece_bytes)
     chosen: list[int] = []
     for rows in ROWS:
         reader.set_depth(rows * pieces)
@@ -99,4 +99,4 @@ def throughput(
 
 def rows_for(depth: int, reader: PackReader) -> int:
     """Return how many rows must be under way to keep `depth` pieces with the kernel."""
-    return -(-depth * PIECE_BYTES // reader.spec.row_bytes) + 1
+    return -(-depth * reader.piece_bytes // reader.spec.row_bytes) + 1

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from moet_core.errors import ConfigError
 from moet_core.row import ROW_ALIGNMENT
 from moet_store.counters import Counters
 from moet_store.direct import PackFile
@@ -28,10 +29,10 @@ from moet_store.stripes import Stripes
 
 __all__ = ["DEFAULT_DEPTH", "Completion", "Key", "PackReader"]
 
-PIECE_BYTES = 2**20
-"""One read for the kernel; drives answer several of this size faster than one large one."""
+PIECE_BYTES = 2**21
+"""One read for the kernel: short, so that its checksum hides behind the next one."""
 
-DEFAULT_DEPTH = 32
+DEFAULT_DEPTH = 16
 """Pieces with the kernel at a time, where no probe has found a better number."""
 
 MAX_DEPTH = 128
@@ -48,12 +49,15 @@ class PackReader:
         paths: The pack files: one, or every stripe; several files of one stripe are mirrors.
         wanted: What the packs must be; None accepts any, if they belong together.
         engine: "auto", "io_uring" or "pread".
-        depth: Pieces of 1 MiB with the kernel at a time; `moet_store.probe.tune_depth` finds one.
+        depth: Pieces with the kernel at a time; `moet_store.probe.tune_depth` finds one.
+        piece_bytes: Longest read for the kernel, a multiple of 4096; a row is read in as many as it
+            takes.
         direct: Read past the page cache where the file system can.
         verify: Check every row against its checksum. Without it damage is served unnoticed.
         partial: Accept that stripes are missing; their rows cannot be read.
 
     Raises:
+        ConfigError: `piece_bytes` is no multiple of 4096.
         PackError: What is wrong with a file; STRIPES; UNAVAILABLE.
     """
 
@@ -64,15 +68,22 @@ class PackReader:
         wanted: PackSpec | None = None,
         engine: EngineName | Engine = "auto",
         depth: int = DEFAULT_DEPTH,
+        piece_bytes: int = PIECE_BYTES,
         direct: bool = True,
         verify: bool = True,
         partial: bool = False,
     ) -> None:
+        if piece_bytes <= 0 or piece_bytes % ROW_ALIGNMENT:
+            raise ConfigError(
+                f"piece_bytes: wanted a multiple of {ROW_ALIGNMENT}, found {piece_bytes}; leave it "
+                f"out for {PIECE_BYTES}."
+            )
         packs = [open_pack(path, wanted) for path in paths]
         self._stripes: Stripes[PackFile] = Stripes(packs, partial=partial)
         self.spec = self._stripes.spec
         self.counters = Counters(self.spec.row_bytes)
         self.verify = verify
+        self.piece_bytes = piece_bytes
         self._engine = (
             open_engine(engine, MAX_DEPTH, self.counters) if isinstance(engine, str) else engine
         )
@@ -276,8 +287,8 @@ class PackReader:
         row.files.sort(key=lambda file: file.load)
         row.restart()
         pieces = self._prefetch if row.prefetch else self._demand
-        for start in range(0, self.spec.row_bytes, PIECE_BYTES):
-            pieces.append(Piece(row, start, min(start + PIECE_BYTES, self.spec.row_bytes)))
+        for start in range(0, self.spec.row_bytes, self.piece_bytes):
+            pieces.append(Piece(row, start, min(start + self.piece_bytes, self.spec.row_bytes)))
         row.files[0].load += 1
 
     def _fill(self) -> None:
