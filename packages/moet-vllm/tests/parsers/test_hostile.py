@@ -19,6 +19,7 @@ from moet_vllm.parsers import (
     family,
     read_tools,
 )
+from moet_vllm.parsers.writer import native_ids
 
 MIB = 1 << 20
 SMALL, LARGE = MIB // 16, MIB // 2
@@ -98,6 +99,17 @@ def test_ten_thousand_calls(name: str) -> None:
     message = read(name, reply(name, "", calls), delta=97)
     assert [json.loads(call.arguments) for call in message.calls] == [args for _, args in calls]
     assert len({call.id for call in message.calls}) == len(calls)
+
+
+def test_many_double_ids_take_no_search_each() -> None:
+    make, count = native_ids(), 20_000
+    for i in range(count):
+        make(i, "f", f"functions.f:{count + i}")
+    started = time.process_time()
+    ids = {make(count + i, "f", "functions.f:40000") for i in range(count)}
+    assert len(ids) == count
+    # A search from the beginning for each takes minutes.
+    assert time.process_time() - started < 10
 
 
 @everywhere

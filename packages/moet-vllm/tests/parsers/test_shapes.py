@@ -56,6 +56,12 @@ def test_a_tool_that_is_no_function_is_passed_over() -> None:
         ({"const": None}, {"null"}),
         ({"$ref": "#/$defs/Loop"}, ANY),
         ({"$ref": "#/nowhere"}, ANY),
+        ({"type": "integer", "nullable": True}, {"integer", "null"}),
+        ({"type": "str"}, {"string"}),
+        ({"type": "DICT"}, {"object"}),
+        ({"type": ["Float", "none"]}, {"number", "integer", "null"}),
+        ({"type": "quaternion"}, ANY),
+        ({"type": {"not": "a name"}}, ANY),
         ({}, ANY),
         (True, ANY),
     ],
@@ -64,6 +70,27 @@ def test_types_of_a_schema(schema: Any, types: set[str]) -> None:
     definitions = {"P": {"type": "object"}, "Loop": {"$ref": "#/$defs/Loop"}}
     tool = {"name": "f", "parameters": {"properties": {"p": schema}, "$defs": definitions}}
     assert read_tools([tool])["f"].types("p") == types
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"additionalProperties": {"type": "string"}},
+        {"properties": {"q": {}}, "additionalProperties": {"type": "string"}},
+        {"$ref": "#/$defs/A"},
+        {"allOf": [{"$ref": "#/$defs/A"}, {"properties": {"q": {"type": "integer"}}}]},
+    ],
+)
+def test_a_parameter_is_found_beyond_the_properties(schema: dict[str, Any]) -> None:
+    definitions = {"A": {"properties": {"p": {"type": "string"}}}}
+    tool = {"name": "f", "parameters": {**schema, "$defs": definitions}}
+    assert read_tools([tool])["f"].types("p") == {"string"}
+
+
+def test_a_parameter_that_only_may_be_there_has_no_name() -> None:
+    schema = {"properties": {"p": {}}, "additionalProperties": True}
+    tool = read_tools([{"name": "f", "parameters": schema}])["f"]
+    assert (tool.has("p"), tool.has("q"), tool.types("q")) == (True, False, ANY)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +112,13 @@ def test_without_tools_no_call_is_allowed() -> None:
     assert read_choice("auto", has_tools=False) == ToolChoice("none")
 
 
-def test_another_tool_choice_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="sometimes"):
-        read_choice("sometimes")
+@pytest.mark.parametrize(
+    "value",
+    ["sometimes", {"type": "allowed_tools", "mode": "auto"}, {"type": "custom", "name": "f"}],
+)
+def test_another_tool_choice_is_an_error(value: Any) -> None:
+    with pytest.raises(ConfigError, match="must be none, auto"):
+        read_choice(value)
 
 
 @pytest.mark.parametrize(

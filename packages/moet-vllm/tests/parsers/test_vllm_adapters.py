@@ -122,6 +122,30 @@ def test_a_whole_reply_under_none_shows_no_call() -> None:
     assert parser.extract_reasoning(f"No.{CALL}", request("none")) == (None, "No.")
 
 
+def test_a_tool_choice_that_is_not_read_is_the_clients_mistake() -> None:
+    register_parsers()
+    parser = ToolParserManager.get_tool_parser("moet_glm47")(Tokenizer(VOCABULARY))
+    with pytest.raises(ValueError, match="tool_choice must be"):
+        parser.adjust_request(request(SimpleNamespace(type="allowed_tools", mode="auto")))
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "functions.clock:0"}]}]},
+        {"input": [{"type": "function_call", "call_id": "functions.clock:0"}, {"type": "x"}]},
+        {"input": [SimpleNamespace(type="function_call", call_id="functions.clock:0")]},
+    ],
+)
+def test_ids_are_new_to_the_conversation(history: dict[str, Any]) -> None:
+    register_parsers()
+    parser = ToolParserManager.get_tool_parser("moet_kimi_k2")(Tokenizer(VOCABULARY))
+    asked = SimpleNamespace(tools=[TOOL], tool_choice="auto", **history)
+    one = "<|tool_call_begin|>functions.clock:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    found = parser.extract_tool_calls(one + one, asked)
+    assert [call.id for call in found.tool_calls] == ["functions.clock:1", "functions.clock:2"]
+
+
 def test_markup_is_taken_out_of_content_without_a_call() -> None:
     register_parsers()
     cls = ToolParserManager.get_tool_parser("moet_glm47")

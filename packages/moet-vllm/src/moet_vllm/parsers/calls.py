@@ -108,15 +108,25 @@ class CallStage:
                 return
 
     def _forget_call(self) -> None:
-        if self._call is not None and self._call.over:
-            self._section_has_call |= self._call.started
+        if self._call is None:
+            return
+        if self._call.started and not self._section_has_call:
+            self._section_has_call = True
+            text, self._section_text = self._section_text, ""
+            if text.strip():
+                self._writer.fault(FaultKind.STRAY_TEXT, text)
+        if self._call.over:
+            if not self._call.started:
+                # It was none: its text is content, after what stands before it.
+                text, self._section_text = self._section_text, ""
+                self._writer.content(text + self._call.given_up)
             self._call = None
 
     def _end_section(self) -> None:
         """End a section; what stands in one that has no call is content."""
         text, self._section_text = self._section_text, ""
-        dropped, self._section_has_call = self._section_has_call, False
+        self._section_has_call = False
         self._in_section = False
-        if text.strip() and not dropped:
+        if text.strip():
             self._writer.fault(FaultKind.MALFORMED_CALL, text)
             self._writer.content(text)

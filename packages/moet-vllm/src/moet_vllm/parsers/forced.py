@@ -65,7 +65,8 @@ class ForcedStage:
         if self._state is _State.OBJECT:
             self._writer.fault(FaultKind.CUT_OFF)
             self._writer.end(complete=False)
-        elif self._state is _State.HEAD and self._text.strip():
+        elif self._state in (_State.HEAD, _State.NEXT):
+            # The list has no end; the calls before are whole.
             self._writer.fault(FaultKind.CUT_OFF, self._text)
         elif self._state is _State.UNDECIDED:
             self._go_native()

@@ -28,6 +28,7 @@ class Mark(StrEnum):
     KEY_CLOSE = "key_close"
     VALUE_OPEN = "value_open"
     VALUE_CLOSE = "value_close"
+    MANGLED = "mangled"  # opens a call or a value, but does not say which
     NOISE = "noise"  # means nothing in a reply: turn and end tokens, mangled tags
 
 
@@ -119,24 +120,32 @@ def _dsml() -> dict[Mark, str]:
     close = f"< ?/{bar}DSML{bar}"
     section = "(?:tool_calls|function_calls|tool_use)"
 
-    def attribute(name: str, group: str, value: str) -> str:
-        return rf"""\s{{1,4}}{name} ?= ?["'](?P<{group}>{value})["']"""
+    def attribute(name: str, value: str) -> str:
+        return rf"""\s{{1,4}}{name} ?= ?["']{value}["']"""
 
-    loose = r"""(?:\s{1,4}\w{1,20} ?= ?["']?[^"'<>\n]{0,128}["']?){0,3}"""
     text = r"""[^"'<>\n]{1,256}"""
+    short = text.replace("256", "32")
+    other = attribute("[a-z_]{1,12}", short)
+    kind = attribute("string", "(?P<string>[Tt]rue|[Ff]alse)")
+    kinds = f"(?:{kind}|{other}){{0,2}}"
+    # Of a tag that is none of the others: whatever follows its first attribute.
+    loose = r"(?:\s{1,4}\w{1,20} ?=[^<>]{0,400})? {0,4}/?>"
     return {
         **_literals(_THINK),
         Mark.SECTION_OPEN: f"{lead}{section}{end}",
         Mark.SECTION_CLOSE: f"{close}{section}{end}",
-        Mark.CALL_OPEN: f"{lead}invoke{attribute('name', 'tool', text)}{end}",
+        Mark.CALL_OPEN: (
+            f"{lead}invoke(?:{other}){{0,2}}{attribute('name', f'(?P<tool>{text})')}"
+            f"(?:{other}){{0,2}}{end}"
+        ),
         Mark.CALL_CLOSE: f"{close}invoke{end}",
         Mark.VALUE_OPEN: (
-            f"{lead}parameter{attribute('name', 'parameter', text)}"
-            f"(?:{attribute('string', 'string', 'true|false')})?{end}"
+            f"{lead}parameter{kinds}{attribute('name', f'(?P<parameter>{text})')}{kinds}{end}"
         ),
         Mark.VALUE_CLOSE: f"{close}parameter{end}",
+        Mark.MANGLED: f"{lead}(?:invoke|parameter){loose}",
         Mark.NOISE: "|".join(
-            [*map(regex.escape, _DEEPSEEK_TURNS), rf"<(?: ?/)?{bar}DSML{bar}\w{{0,20}}{loose}{end}"]
+            [*map(regex.escape, _DEEPSEEK_TURNS), rf"<(?: ?/)?{bar}DSML{bar}\w{{0,20}}{loose}"]
         ),
     }
 

@@ -7,7 +7,7 @@ from moet_vllm.parsers.events import FaultKind
 from moet_vllm.parsers.grammar import Grammar, Mark
 from moet_vllm.parsers.json_scanner import JsonScanner
 from moet_vllm.parsers.lexer import Pattern, pattern_of
-from moet_vllm.parsers.names import is_fence, name_of_head
+from moet_vllm.parsers.names import PARTED, is_fence, name_of_head
 from moet_vllm.parsers.tail import Tail
 from moet_vllm.parsers.writer import Writer
 
@@ -30,6 +30,7 @@ class JsonCall:
     Attributes:
         started: its beginning is written.
         over: the call has ended, or was given up.
+        given_up: the text of one that was given up.
     """
 
     def __init__(self, grammar: Grammar, writer: Writer) -> None:
@@ -43,6 +44,7 @@ class JsonCall:
         self._head = ""
         self._text = ""
         self.started = self.over = False
+        self.given_up = ""
 
     @property
     def pattern(self) -> Pattern:
@@ -115,6 +117,7 @@ class JsonCall:
                 return False
             case _:
                 self._writer.fault(FaultKind.STRAY_MARKER, found.group())
+                self._text += PARTED
         return True
 
     def _before_object(self, text: str) -> int:
@@ -169,9 +172,8 @@ class JsonCall:
         self._writer.arguments(text[used:])
 
     def _give_up(self) -> None:
-        text = self._head + self._text
-        self._writer.fault(FaultKind.MALFORMED_CALL, text)
-        self._writer.content(text)
+        self.given_up = (self._head + self._text).replace(PARTED, "")
+        self._writer.fault(FaultKind.MALFORMED_CALL, self.given_up)
         self.over = True
 
     def _end(self) -> None:

@@ -5,11 +5,15 @@ import re
 from moet_vllm.parsers.grammar import Grammar
 from moet_vllm.parsers.schema import Tools
 
-__all__ = ["name_and_key", "name_of_head", "plain_name"]
+__all__ = ["PARTED", "name_and_key", "name_of_head", "plain_name"]
 
-_PLAIN = re.compile(r"""[^\s<>{}"'`\\]{1,128}""")
+# A blank that stands where a marker was left out of a head, so that what the marker parts is not
+# read as one name; models do not write it.
+PARTED = "\x1f"
+
+_PLAIN = re.compile(r"\w(?:[\w.:/-]{0,126}\w)?")
 _FENCE = re.compile(r"\s*(?:```[a-z]*)?\s*")
-_FENCED = re.compile(r"\s*```[a-z]*\s*$")
+_FENCED = re.compile(r"\s*```[a-z]*\s*(?:```\s*)?$")
 _ID = re.compile(r"(?:functions?[.:])?(?P<name>.+?)(?::[0-9]+)?", re.DOTALL)
 _MANGLED_ID = re.compile(r"(?:functions?[.:_]?)?(?P<name>.+?)[:_#]?[0-9]*", re.DOTALL)
 
@@ -38,8 +42,12 @@ def name_of_head(grammar: Grammar, head: str, before_json: str, tools: Tools) ->
         tools: of the request; an id that is not of the usual form must hold one of their names,
             or there must be only one tool.
     """
+    after = _FENCED.sub("", before_json).strip()
+    # V3 and V3.1 differ in the side of the name, and their models mix them up.
     if grammar.head == "after":
-        return plain_name(_FENCED.sub("", before_json), tools)
+        return plain_name(after or (head if head.strip() in tools else ""), tools)
+    if grammar.head == "name" and head.strip() == "function" and after in tools:
+        return after
     if not is_fence(before_json):
         return None
     if grammar.head == "name":
@@ -64,7 +72,7 @@ def name_and_key(text: str, tools: Tools) -> tuple[str, str] | None:
 
     Returns:
         The longest name of a tool that `text` begins with, one that has such a parameter first,
-        and the rest; None if no tool matches.
+        and the rest; None if no tool matches, or the rest is several words and no parameter.
     """
     glued = text.strip()
     found = [
@@ -74,5 +82,6 @@ def name_and_key(text: str, tools: Tools) -> tuple[str, str] | None:
     ]
     if not found:
         return None
-    _, length, name = max(found)
-    return name, glued[length:].strip()
+    known, length, name = max(found)
+    key = glued[length:].strip()
+    return (name, key) if known or len(key.split()) == 1 else None

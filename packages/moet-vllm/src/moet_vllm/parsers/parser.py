@@ -8,9 +8,10 @@ import msgspec
 from moet_vllm.parsers.calls import CallStage
 from moet_vllm.parsers.events import Event, Message, collect
 from moet_vllm.parsers.forced import ForcedStage
-from moet_vllm.parsers.grammar import Grammar, family
+from moet_vllm.parsers.grammar import Grammar, Mark, family
+from moet_vllm.parsers.lexer import pattern_of
 from moet_vllm.parsers.schema import Tools, read_tools
-from moet_vllm.parsers.thinking import Thinking, ThinkingStage
+from moet_vllm.parsers.thinking import Split, Thinking, ThinkingStage
 from moet_vllm.parsers.writer import MakeId, Writer, native_ids, random_ids
 
 __all__ = ["Parser", "ToolChoice", "make_ids", "parse"]
@@ -23,14 +24,14 @@ class ToolChoice(msgspec.Struct, frozen=True):
     name: str | None = None
 
 
-def make_ids(grammar: Grammar, calls_before: int = 0) -> MakeId:
+def make_ids(grammar: Grammar, earlier: Iterable[str] = ()) -> MakeId:
     """Return the maker of ids that suits a family.
 
     Args:
         grammar: of the family.
-        calls_before: how many calls the conversation has had.
+        earlier: the ids of the conversation's calls so far.
     """
-    return native_ids(calls_before) if grammar.head == "id" else random_ids()
+    return native_ids(earlier) if grammar.head == "id" else random_ids()
 
 
 class Parser:
@@ -61,6 +62,7 @@ class Parser:
         """
         named = choice.name if choice.kind == "named" else None
         self._writer = Writer(
+            pattern_of(grammar, Mark),
             tools or {},
             make_id or make_ids(grammar),
             calls_allowed=choice.kind != "none",
@@ -73,20 +75,21 @@ class Parser:
 
     def feed(self, text: str) -> list[Event]:
         """Take more of the reply; return what is certain of it and was not returned before."""
-        split = self._thinking.feed(text)
-        self._writer.reasoning(split.reasoning)
-        if split.rest:
-            self._calls.feed(split.rest)
+        self._take(self._thinking.feed(text))
         return self._writer.take()
 
     def finish(self) -> list[Event]:
         """End the reply; return what was not returned before."""
-        split = self._thinking.finish()
+        self._take(self._thinking.finish())
+        self._calls.finish()
+        return self._writer.take()
+
+    def _take(self, split: Split) -> None:
+        for fault in split.faults:
+            self._writer.fault(fault.kind, fault.detail)
         self._writer.reasoning(split.reasoning)
         if split.rest:
             self._calls.feed(split.rest)
-        self._calls.finish()
-        return self._writer.take()
 
 
 def parse(

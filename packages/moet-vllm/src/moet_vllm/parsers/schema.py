@@ -12,6 +12,18 @@ __all__ = ["ANY", "Tool", "Tools", "read_tools", "tool_or_unknown"]
 ANY = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 MAX_REFERENCES = 16
 
+# Clients also write the names of other languages, in any case; one that is unknown says nothing.
+_NAMES = {
+    **{name: frozenset({name}) for name in ANY},
+    **dict.fromkeys(("str", "text", "char", "varchar"), frozenset({"string"})),
+    **dict.fromkeys(("int", "int32", "int64", "long"), frozenset({"integer"})),
+    **dict.fromkeys(("float", "double", "decimal"), frozenset({"number"})),
+    **dict.fromkeys(("bool",), frozenset({"boolean"})),
+    **dict.fromkeys(("list", "tuple"), frozenset({"array"})),
+    **dict.fromkeys(("dict", "map"), frozenset({"object"})),
+    **dict.fromkeys(("none",), frozenset({"null"})),
+}
+
 
 class Tool(msgspec.Struct, frozen=True):
     """A tool: its name and the JSON schema of its arguments."""
@@ -21,15 +33,14 @@ class Tool(msgspec.Struct, frozen=True):
 
     def types(self, parameter: str) -> frozenset[str]:
         """Return the JSON types that a parameter may have; `ANY` where the schema does not say."""
-        properties = self.schema.get("properties")
-        if not isinstance(properties, Mapping) or parameter not in properties:
-            return ANY
-        return _types(properties[parameter], self.schema, MAX_REFERENCES)
+        found = ANY
+        for schema in _schemas_of(parameter, self.schema, self.schema, MAX_REFERENCES):
+            found &= _types(schema, self.schema, MAX_REFERENCES)
+        return found or ANY
 
     def has(self, parameter: str) -> bool:
         """Whether the schema names this parameter."""
-        properties = self.schema.get("properties")
-        return isinstance(properties, Mapping) and parameter in properties
+        return bool(_schemas_of(parameter, self.schema, self.schema, MAX_REFERENCES, named=True))
 
 
 Tools = Mapping[str, Tool]
@@ -69,6 +80,34 @@ def _get(item: Any, key: str) -> Any:
     return item.get(key) if isinstance(item, Mapping) else getattr(item, key, None)
 
 
+def _schemas_of(
+    parameter: str, schema: Any, root: Mapping[str, Any], references: int, *, named: bool = False
+) -> list[Any]:
+    """Collect what the schema of an object, and those it refers to, say of a parameter.
+
+    Args:
+        parameter: its name.
+        schema: of the object.
+        root: the schema that references are resolved in.
+        references: how many more are followed.
+        named: only what says so by the parameter's name.
+    """
+    if not isinstance(schema, Mapping) or references == 0:
+        return []
+    found = []
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping) and parameter in properties:
+        found.append(properties[parameter])
+    elif "additionalProperties" in schema and not named:
+        found.append(schema["additionalProperties"])
+    parts = list(schema["allOf"]) if isinstance(schema.get("allOf"), list) else []
+    if "$ref" in schema:
+        parts.append(_resolve(schema["$ref"], root))
+    for part in parts:
+        found += _schemas_of(parameter, part, root, references - 1, named=named)
+    return found
+
+
 def _types(schema: Any, root: Mapping[str, Any], references: int) -> frozenset[str]:
     if not isinstance(schema, Mapping) or references == 0:
         return ANY
@@ -76,10 +115,9 @@ def _types(schema: Any, root: Mapping[str, Any], references: int) -> frozenset[s
     if "$ref" in schema:
         found &= _types(_resolve(schema["$ref"], root), root, references - 1)
     kind = schema.get("type")
-    if isinstance(kind, str):
-        found &= {kind}
-    elif isinstance(kind, list):
-        found &= frozenset(item for item in kind if isinstance(item, str))
+    if kind is not None:
+        kinds = kind if isinstance(kind, list) else [kind]
+        found &= frozenset().union(*(_NAMES.get(str(it).lower(), ANY) for it in kinds))
     if "const" in schema:
         found &= {_type_of(schema["const"])}
     if isinstance(schema.get("enum"), list):
@@ -94,6 +132,8 @@ def _types(schema: Any, root: Mapping[str, Any], references: int) -> frozenset[s
             found &= _types(part, root, references - 1)
     if "number" in found:
         found |= {"integer"}
+    if schema.get("nullable") is True:
+        found |= {"null"}
     return found or ANY
 
 

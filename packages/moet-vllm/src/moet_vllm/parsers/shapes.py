@@ -29,7 +29,7 @@ def read_choice(value: Any, *, has_tools: bool = True) -> ToolChoice:
     if value == "required":
         return ToolChoice("required")
     name = _get(_get(value, "function") or value, "name")
-    if isinstance(name, str) and name:
+    if _get(value, "type") == "function" and isinstance(name, str) and name:
         return ToolChoice("named", name)
     raise ConfigError(
         f"tool_choice must be none, auto, required or the name of a function; it is {value!r}."

@@ -7,7 +7,7 @@ from moet_vllm.parsers.events import FaultKind
 from moet_vllm.parsers.grammar import Grammar, Mark
 from moet_vllm.parsers.json_scanner import quoted_part
 from moet_vllm.parsers.lexer import Pattern, pattern_of
-from moet_vllm.parsers.names import name_and_key, plain_name
+from moet_vllm.parsers.names import PARTED, name_and_key, plain_name
 from moet_vllm.parsers.schema import tool_or_unknown
 from moet_vllm.parsers.tail import Tail
 from moet_vllm.parsers.values import Value
@@ -33,6 +33,7 @@ class TaggedCall:
     Attributes:
         started: its beginning is written.
         over: the call has ended, or was given up.
+        given_up: the text of one that was given up.
     """
 
     def __init__(self, grammar: Grammar, writer: Writer, found: Any) -> None:
@@ -49,6 +50,7 @@ class TaggedCall:
         self._value: Value | None = None
         self._parameters = 0
         self.started = self.over = False
+        self.given_up = ""
 
     @property
     def pattern(self) -> Pattern:
@@ -88,6 +90,8 @@ class TaggedCall:
                 return True
             case _State.HEAD if mark not in (Mark.THINK_OPEN, Mark.THINK_CLOSE, Mark.NOISE):
                 return self._head_mark(mark, found)
+            case _State.HEAD:
+                self._text += PARTED
         match mark:
             case Mark.CALL_CLOSE:
                 self._close()
@@ -110,8 +114,15 @@ class TaggedCall:
                 self._writer.fault(FaultKind.MISSING_MARKER, "before a value")
                 self._begin_value(self._text, None)
                 self._end_value()
-            case Mark.VALUE_CLOSE if self._state is _State.KEY:
+            case Mark.VALUE_CLOSE | Mark.KEY_OPEN if self._state is _State.KEY and (
+                mark is Mark.VALUE_CLOSE or self._text.strip()
+            ):
                 self._break(self._text)
+            case Mark.VALUE_CLOSE if self._state is _State.BETWEEN and self._text.strip():
+                # The value went on after its end, or lost its beginning.
+                self._break(self._text)
+            case Mark.MANGLED if self._state is not _State.BROKEN:
+                self._break(found.group())
             case _:
                 self._writer.fault(FaultKind.STRAY_MARKER, found.group())
         return True
@@ -132,16 +143,21 @@ class TaggedCall:
         self._end(complete=False)
 
     def _head_mark(self, mark: Mark, found: Any) -> bool:
+        tagged = self._name is not None
         if mark in (Mark.KEY_OPEN, Mark.CALL_CLOSE, Mark.SECTION_CLOSE) or (
-            mark is Mark.VALUE_OPEN and self._name is not None
+            mark in (Mark.VALUE_OPEN, Mark.MANGLED) and tagged
         ):
-            name = self._name or plain_name(self._text, self._writer.tools)
+            name = plain_name(self._name if tagged else self._text, self._writer.tools)
             if name is None:
                 self._give_up()
                 return mark is Mark.CALL_CLOSE
-            if self._name is not None:
-                self._drop_text()
+            text = self._text.strip() if tagged else ""
             self._start(name)
+            if text and mark in (Mark.CALL_CLOSE, Mark.SECTION_CLOSE):
+                # Whatever was meant as its arguments is not one of its parameters.
+                self._break(text)
+            elif text:
+                self._writer.fault(FaultKind.STRAY_TEXT, text)
             return self.mark(found)
         if mark in (Mark.KEY_CLOSE, Mark.VALUE_OPEN):
             parts = name_and_key(self._text, self._writer.tools) if self._name is None else None
@@ -172,7 +188,7 @@ class TaggedCall:
 
     def _give_up(self) -> None:
         self._writer.fault(FaultKind.MALFORMED_CALL, self._name or self._text)
-        self._writer.content(self._text)
+        self.given_up = self._text.replace(PARTED, "")
         self.over = True
 
     def _break(self, detail: str) -> None:
@@ -197,7 +213,8 @@ class TaggedCall:
         if groups.get("parameter") is not None:
             self._drop_text()
             string = groups.get("string")
-            self._begin_value(groups["parameter"], None if string is None else string == "true")
+            is_string = None if string is None else string.lower() == "true"
+            self._begin_value(groups["parameter"], is_string)
             return
         if self._state is not _State.AFTER_KEY:
             self._writer.fault(FaultKind.MISSING_MARKER, "after the name of a parameter")
@@ -238,5 +255,8 @@ class TaggedCall:
         self._end(complete=False)
 
     def _end(self, *, complete: bool) -> None:
+        if not complete and not self._parameters:
+            # Nothing at all is what many clients take for no arguments.
+            self._writer.arguments("{")
         self._writer.end(complete=complete)
         self.over = True

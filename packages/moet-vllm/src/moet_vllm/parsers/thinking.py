@@ -5,8 +5,10 @@ from enum import Enum, StrEnum, auto
 import msgspec
 
 from moet_vllm.parsers.channel import MAX_BLANKS, Channel
+from moet_vllm.parsers.events import Fault, FaultKind
 from moet_vllm.parsers.grammar import Grammar, Mark
 from moet_vllm.parsers.lexer import Lexer, is_cut_marker, pattern_of
+from moet_vllm.parsers.seam import Seam
 
 __all__ = ["Split", "Thinking", "ThinkingStage", "default_thinking", "thinking_of_prompt"]
 
@@ -20,10 +22,11 @@ class Thinking(StrEnum):
 
 
 class Split(msgspec.Struct, frozen=True):
-    """Reasoning, and text of the reply after it, markup and all."""
+    """Reasoning, text of the reply after it, markup and all, and what was left out."""
 
     reasoning: str = ""
     rest: str = ""
+    faults: tuple[Fault, ...] = ()
 
 
 class _State(Enum):
@@ -46,6 +49,9 @@ class ThinkingStage:
         self._pattern = pattern_of(grammar, Mark)
         self._lexer = Lexer()
         self._channel = Channel()
+        self._seam = Seam(self._pattern)
+        self._reasoning: list[str] = []
+        self._faults: list[Fault] = []
         self._blanks = ""
         self._state = {
             Thinking.PROMPT: _State.INSIDE,
@@ -63,49 +69,63 @@ class ThinkingStage:
         if self._state is _State.AFTER:
             return Split(rest=text)
         self._lexer.push(text)
-        reasoning: list[str] = []
         while self._state is not _State.AFTER:
             run = self._lexer.text(self._pattern)
             if run and self._state is _State.INSIDE:
                 self._lexer.skip(len(run))
-                reasoning.append(self._channel.add(run))
+                self._reason(self._channel.add(run))
             elif run.strip() or len(self._blanks) + len(run) > MAX_BLANKS:
                 self._state = _State.AFTER
             elif run:
                 self._lexer.skip(len(run))
                 self._blanks += run
-            elif not self._mark(reasoning):
-                return Split("".join(reasoning))
+            elif not self._mark():
+                return self._split()
         blanks, self._blanks = self._blanks, ""
-        return Split("".join(reasoning), blanks + self._lexer.rest())
+        return self._split(blanks + self._lexer.rest())
 
     def finish(self) -> Split:
         """End the reply."""
         held = self._lexer.rest()
+        if is_cut_marker(held):
+            self._faults.append(Fault(FaultKind.CUT_MARKER, held))
+            held = ""
         if self._state is _State.BEFORE:
-            return Split(rest=self._blanks + ("" if is_cut_marker(held) else held))
-        if self._state is _State.AFTER:
-            return Split()
-        text = "" if is_cut_marker(held) else self._channel.add(held)
-        return Split(text + self._channel.end())
+            return self._split(self._blanks + held)
+        if self._state is _State.INSIDE:
+            self._reason(self._channel.add(held) + self._channel.end())
+        return self._split()
 
-    def _mark(self, reasoning: list[str]) -> bool:
+    def _split(self, rest: str = "") -> Split:
+        found = Split("".join(self._reasoning), rest, tuple(self._faults))
+        self._reasoning, self._faults = [], []
+        return found
+
+    def _reason(self, text: str) -> None:
+        joined = self._seam.add(text)
+        if len(joined) < len(text):
+            self._faults.append(Fault(FaultKind.STRAY_MARKER, text))
+        self._reasoning.append(joined)
+
+    def _mark(self) -> bool:
         """Use a marker; false if none is there yet."""
         found = self._lexer.mark(self._pattern)
         if found is None:
             return False
         mark = Mark(found.lastgroup)
-        if mark is Mark.THINK_OPEN:
+        if mark is Mark.THINK_OPEN and self._state is _State.BEFORE:
             self._state = _State.INSIDE
             self._blanks = ""
         elif mark is Mark.THINK_CLOSE:
-            reasoning.append(self._channel.end())
+            self._reason(self._channel.end())
             self._state = _State.BEFORE
             self._blanks = ""
-        elif mark in _CALLS or self._state is _State.BEFORE:
-            reasoning.append(self._channel.end())
+        elif mark in _CALLS or (self._state is _State.BEFORE and mark is not Mark.NOISE):
+            self._reason(self._channel.end())
             self._state = _State.AFTER
             self._lexer.untake(found)
+        else:
+            self._faults.append(Fault(FaultKind.STRAY_MARKER, found.group()))
         return True
 
 

@@ -19,6 +19,7 @@ from vllm.entrypoints.openai.engine.protocol import (
 from vllm.reasoning import ReasoningParser
 from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
+from moet_core.errors import ConfigError
 from moet_vllm.parsers.effort import asked_to_think
 from moet_vllm.parsers.events import Event, collect
 from moet_vllm.parsers.grammar import FAMILIES, Grammar, Mark
@@ -178,7 +179,15 @@ class MoetToolParser(ToolParser):
         self._parser: Parser | None = None
 
     def adjust_request(self, request: Any) -> Any:
-        """Constrain the output if a call is demanded, and have markers shown in the text."""
+        """Constrain the output if a call is demanded, and have markers shown in the text.
+
+        Raises:
+            ValueError: a `tool_choice` that is not read; vLLM answers it as the client's mistake.
+        """
+        try:
+            _choice(request)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
         request = super().adjust_request(request)
         request.skip_special_tokens = False
         return request
@@ -226,7 +235,7 @@ class MoetToolParser(ToolParser):
             self._tools,
             choice=_choice(request),
             thinking=Thinking.OFF,
-            make_id=make_ids(self.grammar, _calls_before(request)),
+            make_id=make_ids(self.grammar, _earlier_ids(request)),
         )
 
 
@@ -247,10 +256,20 @@ def _start_of_whole(reply: str, start: Thinking, choice: ToolChoice) -> Thinking
     return start
 
 
-def _calls_before(request: Any) -> int:
-    """Count the tool calls in the history of a Chat Completions request."""
-    messages = getattr(request, "messages", None) or ()
-    return sum(len(m.get("tool_calls") or ()) for m in messages if isinstance(m, dict))
+def _earlier_ids(request: Any) -> list[str]:
+    """Return the ids of the calls in a request's history."""
+    found = []
+    for message in getattr(request, "messages", None) or ():  # Chat Completions
+        found += [str(_get(call, "id")) for call in _get(message, "tool_calls") or ()]
+    items = getattr(request, "input", None)  # Responses
+    for item in items if isinstance(items, list) else ():
+        if _get(item, "type") == "function_call":
+            found.append(str(_get(item, "call_id")))
+    return found
+
+
+def _get(item: Any, key: str) -> Any:
+    return item.get(key) if isinstance(item, dict) else getattr(item, key, None)
 
 
 def _content(grammar: Grammar, text: str) -> str:

@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from moet_vllm.parsers.channel import Channel
 from moet_vllm.parsers.events import (
@@ -15,7 +15,9 @@ from moet_vllm.parsers.events import (
     FaultKind,
     Reasoning,
 )
+from moet_vllm.parsers.lexer import Pattern
 from moet_vllm.parsers.schema import Tools
+from moet_vllm.parsers.seam import Seam
 
 __all__ = ["MakeId", "Writer", "native_ids", "random_ids"]
 
@@ -31,23 +33,25 @@ def random_ids() -> MakeId:
     return lambda _index, _name, _written: f"call_{secrets.token_hex(12)}"
 
 
-def native_ids(calls_before: int = 0) -> MakeId:
+def native_ids(earlier: Iterable[str] = ()) -> MakeId:
     """Return a maker of ids as Kimi models know them: `functions.NAME:N`.
 
     What the model wrote is kept if it has that form and is new; else N goes on counting.
 
     Args:
-        calls_before: how many calls the conversation has had.
+        earlier: the ids of the conversation's calls so far.
     """
-    used: set[str] = set()
+    used = set(before := list(earlier))
+    number = len(before)
 
     def make(index: int, name: str, written: str) -> str:
-        number = calls_before + index
-        if not re.fullmatch(re.escape(f"functions.{name}:") + "[0-9]{1,9}", written):
-            written = f"functions.{name}:{number}"
-        while written in used:
-            number += 1
-            written = f"functions.{name}:{number}"
+        nonlocal number
+        own = re.fullmatch(re.escape(f"functions.{name}:") + "[0-9]{1,9}", written)
+        if not own or written in used:
+            number = max(number, len(before) + index)
+            # It never goes back, so that a reply full of doubles costs no more than its length.
+            while (written := f"functions.{name}:{number}") in used:
+                number += 1
         used.add(written)
         return written
 
@@ -61,8 +65,12 @@ class Writer:
         tools: of the request.
     """
 
-    def __init__(self, tools: Tools, make_id: MakeId, *, calls_allowed: bool) -> None:
+    def __init__(
+        self, marks: Pattern, tools: Tools, make_id: MakeId, *, calls_allowed: bool
+    ) -> None:
+        """Begin a reply; no match of `marks` is written as content."""
         self.tools = tools
+        self._seam = Seam(marks)
         self._make_id = make_id
         self._allowed = calls_allowed
         self._channel = Channel()
@@ -119,5 +127,8 @@ class Writer:
             self._events.append(Fault(kind, shown))
 
     def _content(self, text: str) -> None:
-        if text:
-            self._events.append(Content(text))
+        joined = self._seam.add(text)
+        if len(joined) < len(text):
+            self.fault(FaultKind.STRAY_MARKER, text)
+        if joined:
+            self._events.append(Content(joined))

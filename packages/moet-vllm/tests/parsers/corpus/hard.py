@@ -112,7 +112,7 @@ def _glm() -> Iterator[tuple[str, str, dict]]:
     yield (
         "cut before a value",
         "<tool_call>forecast<arg_key>town</arg_key>",
-        {"calls": (Want("forecast", "", complete=False),)},
+        {"calls": (Want("forecast", "{", complete=False),)},
     )
     yield (
         "key without a value",
@@ -135,6 +135,47 @@ def _glm() -> Iterator[tuple[str, str, dict]]:
         "prefixed name",
         "<tool_call>functions.clock</tool_call>",
         {"calls": (Want("clock", "{}"),)},
+    )
+    yield (
+        "value closed in its middle",
+        "<tool_call>save<arg_key>body</arg_key><arg_value>a</arg_value>b</arg_value></tool_call>",
+        {"calls": (Want("save", '{"body": "a"', complete=False),)},
+    )
+    yield (
+        "two keys in one",
+        "<tool_call>forecast<arg_key>town<arg_key>days</arg_key><arg_value>2</arg_value></tool_call>",
+        {"calls": (Want("forecast", "{", complete=False),)},
+    )
+    yield (
+        "no key marker, prose",
+        "<tool_call>forecast is what I want</arg_key><arg_value>2</arg_value></tool_call>",
+        {"content": "forecast is what I want2"},
+    )
+    yield "a word in the call", "<tool_call>No.</tool_call>", {"content": "No."}
+    yield (
+        "thinking in the name",
+        "<tool_call><think>x</think>clock</tool_call>",
+        {"content": "xclock"},
+    )
+    yield (
+        "marker about a marker",
+        "a<tool_</think>call>b<tool_<think><|user|>call>>c",
+        {"content": "a<tool_callb<tool_callc"},
+    )
+    yield (
+        "marker about a call",
+        f"a <{call}think> b",
+        {"content": "a <think b", "calls": (OSLO,)},
+    )
+    yield (
+        "marker about a marker in thinking",
+        "<thi<|user|>nk>a</think>b",
+        {"thinking": PROMPT, "reasoning": "<thinka", "content": "b"},
+    )
+    yield (
+        "turn before the thinking",
+        "<|assistant|>\n<think>a</think>b",
+        {"thinking": MODEL, "reasoning": "a", "content": "b"},
     )
     yield "stray markers", "a</arg_value>b<arg_key>c</tool_call>d</think>e", {"content": "abcde"}
     yield (
@@ -238,6 +279,21 @@ def _kimi() -> Iterator[tuple[str, str, dict]]:
     one = f"<|tool_call_begin|>functions.forecast:0{args}"
     calls = {"calls": (OSLO,)}
     yield "text in the section", f"{begin}\nso {one}\n{end}", calls
+    yield (
+        "text and no call in the section",
+        f"{begin}Hm. <|tool_call_begin|>no id<|tool_call_argument_begin|>x<|tool_call_end|>{end}",
+        {"content": "Hm. no idx"},
+    )
+    yield (
+        "no call, then one",
+        f"{begin}Hm. <|tool_call_begin|>no id<|tool_call_end|>so {one}{end}",
+        {**calls, "content": "Hm. no id"},
+    )
+    yield (
+        "thinking in the id",
+        f"{begin}<|tool_call_begin|>functions.fore<think>cast:0{args}{end}",
+        {"content": 'functions.forecast:0{"town": "Oslo"}'},
+    )
     yield "newline in the id", f"{begin}<|tool_call_begin|>functions.forecast:0\n{args}{end}", calls
     yield "answer and section at once", f"Sure.{begin}{one}{end}", {**calls, "content": "Sure."}
     yield "id without separators", f"{begin}<|tool_call_begin|>functionsforecast7{args}{end}", calls
@@ -344,6 +400,16 @@ def _deepseek_v3() -> Iterator[tuple[str, str, dict]]:
         f'{begin}{head}move\n```json\n{{"to":{{"x":1}}}}\n```{stop}{end}',
         {"calls": (Want("move", '{"to":{"x":1}}'),)},
     )
+    yield (
+        "nothing in the fence",
+        f"{begin}{head}clock\n```json\n\n```{stop}{end}",
+        {"calls": (Want("clock", "{}"),)},
+    )
+    yield (
+        "as V3.1 writes it",
+        f'{begin}<｜tool▁call▁begin｜>forecast<｜tool▁sep｜>{{"town": "Oslo"}}{stop}{end}',
+        calls,
+    )
     yield "markers without a call", f"Done.{begin}{end}", {"content": "Done."}
     yield (
         "end of sentence",
@@ -364,6 +430,11 @@ def _deepseek_v31() -> Iterator[tuple[str, str, dict]]:
     yield (
         "fenced",
         f'{begin}<｜tool▁call▁begin｜>forecast<｜tool▁sep｜>```json\n{{"town": "Oslo"}}\n```<｜tool▁call▁end｜>{end}',
+        calls,
+    )
+    yield (
+        "as V3 writes it",
+        f'{begin}<｜tool▁call▁begin｜>function<｜tool▁sep｜>forecast\n```json\n{{"town": "Oslo"}}\n```<｜tool▁call▁end｜>{end}',
         calls,
     )
     yield "no wrapper", one, calls
@@ -448,6 +519,43 @@ def _dsml(block: str) -> Iterator[tuple[str, str, dict]]:
         f'{begin}<｜DSML｜invoke name="anything">\n<｜DSML｜parameter name="a" string="true">123</｜DSML｜parameter>\n<｜DSML｜parameter name="b" string="false">123</｜DSML｜parameter>\n</｜DSML｜invoke>\n{end}',
         {"calls": (Want("anything", '{"a": "123", "b": 123}'),)},
     )
+    for attributes, what in (
+        ('string="true" name="town"', "attributes in another order"),
+        ('name="town" string="True"', "a capital letter in an attribute"),
+        ('name="town" type="string"', "an attribute of another name"),
+    ):
+        yield (
+            what,
+            f'{begin}<｜DSML｜invoke id="1" name="forecast">\n<｜DSML｜parameter {attributes}>Oslo</｜DSML｜parameter>\n</｜DSML｜invoke>\n{end}',
+            calls,
+        )
+    for tag in ("parameter", "parameter name=town string=true", 'parameter name="to"wn"'):
+        yield (
+            f"<{tag}>",
+            f'{begin}<｜DSML｜invoke name="forecast">\n<｜DSML｜{tag}>Oslo</｜DSML｜parameter>\n</｜DSML｜invoke>\n{end}',
+            {"calls": (Want("forecast", "{", complete=False),)},
+        )
+    yield (
+        "JSON for parameters",
+        f'{begin}<｜DSML｜invoke name="forecast">\n{{"town": "Oslo"}}\n</｜DSML｜invoke>\n{end}',
+        {"calls": (Want("forecast", "{", complete=False),)},
+    )
+    yield (
+        "value closed in its middle",
+        f'{begin}<｜DSML｜invoke name="save">\n<｜DSML｜parameter name="body" string="true">a</｜DSML｜parameter>b</｜DSML｜parameter>\n</｜DSML｜invoke>\n{end}',
+        {"calls": (Want("save", '{"body": "a"', complete=False),)},
+    )
+    yield (
+        "prose for a name",
+        f'{begin}<｜DSML｜invoke name="I would not">\n</｜DSML｜invoke>\n{end}',
+        {},
+    )
+    yield (
+        "newline in a tag",
+        f'{begin}<｜DSML｜invoke name="clock\n">\n</｜DSML｜invoke>\n{end}',
+        {},
+    )
+    yield "marker about a marker", "a<｜DSML｜ e=<｜DSML｜>>b", {"content": "a<｜DSML｜ e=b"}
     yield "invoke without a name", f"{begin}<｜DSML｜invoke>\n</｜DSML｜invoke>\n{end}", {}
     yield "text in the block", f"{begin}so\n{one}{end}", calls
     yield (
