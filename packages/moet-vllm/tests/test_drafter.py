@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
 
 from moet_core.errors import ConfigError
@@ -88,15 +89,15 @@ class TestPool:
             model_config=SimpleNamespace(has_inner_state=False),
             speculative_config=SimpleNamespace(method=method) if method else None,
             kv_transfer_config=None,
-            parallel_config=SimpleNamespace(pipeline_parallel_size=1),
+            parallel_config=SimpleNamespace(pipeline_parallel_size=1, data_parallel_size=1),
             cache_config=SimpleNamespace(enable_prefix_caching=True, calculate_kv_scales=False),
         )
 
     @pytest.mark.parametrize("method", [None, "mtp"])
     def test_the_models_own_layers_draft_beside_a_pool(self, method: str | None) -> None:
-        _check_engine(MoetConfig(), self.engine(method), v2_runner=False)
+        _check_engine(MoetConfig(), self.engine(method), False, torch.device("cpu"))
 
     @pytest.mark.parametrize("method", ["draft_model", "eagle3"])
     def test_another_model_does_not(self, method: str) -> None:
         with pytest.raises(ConfigError, match=f"speculative decoding by {method}.*own MTP layers"):
-            _check_engine(MoetConfig(), self.engine(method), v2_runner=False)
+            _check_engine(MoetConfig(), self.engine(method), False, torch.device("cpu"))

@@ -114,9 +114,9 @@ OPTIONS: dict[str, Option] = {
         ),
         _moet(
             "pool",
-            GiB | Literal["all"],
+            GiB | Literal["all", "auto"],
             "all",
-            "memory of each rank's device for experts in GiB, a cache of them (all: every expert)",
+            "memory of each device for experts in GiB (all: every expert; auto: what fits)",
         ),
         _moet(
             "host_store",

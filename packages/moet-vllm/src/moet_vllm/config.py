@@ -28,7 +28,8 @@ class MoetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         zeros: how exact zeros of a requantised tensor take a sign (w2 has no zero level): `sign`
             keeps their sign bit, `alternate` goes by the parity of k, `auto` alternates where
             95 % of a tensor's zeros share one sign.
-        pool: memory of each rank's device for experts, in GiB; `all` holds every expert.
+        pool: memory of each rank's device for experts, in GiB; `all` holds every expert, `auto`
+            as many as fit beside weights, activations and KV cache.
         host_store: where the experts wait that the pool does not hold: `pinned` keeps all of them
             in memory, `arena` as many as fit into `arena` over packs, `pack` none.
         packs: folders of the packs, separated by commas; several are stripes on several drives.
@@ -54,7 +55,7 @@ class MoetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     experts: Literal["w2", "fp4", "native"] = "w2"
     zeros: Literal["auto", "sign", "alternate"] = "auto"
-    pool: GiB | Literal["all"] = "all"
+    pool: GiB | Literal["all", "auto"] = "all"
     host_store: Literal["pinned", "pack", "arena"] | None = None
     packs: str = ""
     arena: GiB | None = None

@@ -23,6 +23,12 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from moet_core.errors import ConfigError
 from moet_vllm.config import SCHEDULER, MoetConfig, parse_config
+from moet_vllm.pool_memory import (
+    add_to_weights,
+    kv_cache_bytes,
+    profiling_first,
+    room_for_pool,
+)
 from moet_vllm.refusals import check_version
 from moet_vllm.report import report_no_layers
 from moet_vllm.residency import op
@@ -80,7 +86,7 @@ class MoetWorker(StockWorker):
                 self._report_if_dense(config)
             return
         check_version(vllm.__version__)
-        _check_engine(config, self.vllm_config, self.use_v2_model_runner)
+        _check_engine(config, self.vllm_config, self.use_v2_model_runner, self.device)
         self._flag_sends = []
         self._has_pool = True
         with building(ResidencyBuild(config, _rank(self.vllm_config, self.device))) as build:
@@ -89,6 +95,24 @@ class MoetWorker(StockWorker):
         self._report_if_dense(config)
         if self.resident is not None:
             wrap_forward(self.model_runner, self)
+
+    def determine_available_memory(self) -> int:
+        """Measure with the memory that streamed steps take; with `pool=auto`, size the pool."""
+        resident = self.resident
+        if resident is None or torch.device(self.device).type == "cpu":
+            return int(super().determine_available_memory())
+        assert self._build is not None
+        if self._build.config.pool != "auto":
+            with resident.measuring():
+                return int(super().determine_available_memory())
+        kv_cache = kv_cache_bytes(self)
+        with resident.measuring(), profiling_first(self.cache_config):
+            available = super().determine_available_memory()
+        before = resident.device_bytes
+        left = room_for_pool(resident, available, kv_cache, self._build.rank.agree)
+        add_to_weights(self.model_runner, resident.device_bytes - before)
+        self._fill_pool(self._build.config)
+        return self.cache_config.kv_cache_memory_bytes or left
 
     def reopen_pool(self, settings: dict[str, Any]) -> None:
         """Replace the pool, between steps, by one with other settings; for measurements.
@@ -106,7 +130,7 @@ class MoetWorker(StockWorker):
                 "start with --enforce-eager, or restart the server."
             )
         config = parse_config(settings)
-        _check_engine(config, self.vllm_config, self.use_v2_model_runner)
+        _check_engine(config, self.vllm_config, self.use_v2_model_runner, self.device)
         if self.resident is not None:
             self._close_pool()
         self._open_pool(self._build.again(config))
@@ -133,15 +157,17 @@ class MoetWorker(StockWorker):
     def _open_pool(self, build: ResidencyBuild) -> None:
         self._build = build
         self.resident = build.finish()
-        if self.resident is not None:
-            seconds = build.config.report_seconds
-            self.telemetry = Telemetry(self.resident, self.rank, seconds)
-            self._preload(build.config)
-            self.telemetry.started()
+        if self.resident is None:
+            return
+        add_to_weights(self.model_runner, self.resident.device_bytes)
+        self.telemetry = Telemetry(self.resident, self.rank, build.config.report_seconds)
+        if build.config.pool != "auto":
+            self._fill_pool(build.config)
 
     def _close_pool(self) -> None:
         assert self.resident is not None
         op.unbind(self.resident)
+        add_to_weights(self.model_runner, -self.resident.device_bytes)
         self.resident.close()
         self.resident = None
 
@@ -156,18 +182,17 @@ class MoetWorker(StockWorker):
                 codec=config.experts,
             )
 
-    def _preload(self, config: MoetConfig) -> None:
+    def _fill_pool(self, config: MoetConfig) -> None:
+        """Bring what the pool begins with, and say what it is."""
         resident = self.resident
         assert resident is not None
-        keys = load_hot_keys(resident)
-        if config.pool == "all":
-            shape = resident.shape
-            keys = [(layer, expert) for layer in shape.layers for expert in range(shape.experts)]
+        keys, shape = load_hot_keys(resident), resident.shape
+        every = [(layer, expert) for layer in shape.layers for expert in range(shape.experts)]
+        if shape.slots == shape.all_experts:
+            keys = every
         started = time.perf_counter()
         resident.preload(keys)
         if config.fine == "all" and config.gate == "off":
-            shape = resident.shape
-            every = [(layer, expert) for layer in shape.layers for expert in range(shape.experts)]
             resident.tiers[1].preload(every)
         assert self._build is not None
         self.phases = {
@@ -180,6 +205,8 @@ class MoetWorker(StockWorker):
             resident.policy.resident,
             ", ".join(f"{what} in {seconds:.2f} s" for what, seconds in self.phases.items()),
         )
+        assert self.telemetry is not None
+        self.telemetry.started()
 
     def _note_outcome(self) -> None:
         if self.resident is not None:
@@ -261,10 +288,13 @@ def wrap_forward(runner: Any, worker: MoetWorker) -> None:
         inputs += [] if inputs_embeds is None else [inputs_embeds]
         saved = [tensor.clone() for tensor in inputs]
 
+        context = get_forward_context()
+        graphs = context.cudagraph_runtime_mode
+
         def run() -> Any:
-            if resident.is_streaming:
-                # Streaming decides on the host what each layer runs; no graph holds that.
-                get_forward_context().cudagraph_runtime_mode = CUDAGraphMode.NONE
+            # Streaming decides on the host what each layer runs; no graph holds that.
+            streams = resident.is_streaming
+            context.cudagraph_runtime_mode = CUDAGraphMode.NONE if streams else graphs
             return forward(
                 input_ids=input_ids,
                 positions=positions,
@@ -277,12 +307,12 @@ def wrap_forward(runner: Any, worker: MoetWorker) -> None:
             for tensor, copy in zip(inputs, saved, strict=True):
                 tensor.copy_(copy)
 
-        assert positions is not None
+        batch = runner.input_batch
         fine = resident.fine
         gate = fine.gate if fine is not None else None
         return resident.step(
             run,
-            positions.shape[-1],
+            int(runner.query_start_loc.np[batch.num_reqs]),
             restore,
             prompt=reads_prompts(runner),
             read=None if gate is None else partial(sampled.read, gate.settings.signal),
@@ -298,8 +328,11 @@ def reads_prompts(runner: Any) -> bool:
     return bool((batch.num_computed_tokens_cpu[:count] < batch.num_prompt_tokens[:count]).any())
 
 
-def _check_engine(config: MoetConfig, vllm_config: VllmConfig, v2_runner: bool) -> None:
+def _check_engine(
+    config: MoetConfig, vllm_config: VllmConfig, v2_runner: bool, device: torch.device
+) -> None:
     """Refuse what a pool cannot serve."""
+    parallel = vllm_config.parallel_config
     scheduler = vllm_config.scheduler_config.scheduler_cls
     drafts = vllm_config.speculative_config
     faults = [
@@ -308,6 +341,17 @@ def _check_engine(config: MoetConfig, vllm_config: VllmConfig, v2_runner: bool) 
             scheduler != SCHEDULER,
             f"the scheduler {scheduler!r}",
             f"add --scheduler-cls {SCHEDULER}",
+        ),
+        (
+            parallel.data_parallel_size > 1,
+            f"{parallel.data_parallel_size} data-parallel engines, whose layers run in step with "
+            "each other",
+            "start one server for each, or use tensor parallelism",
+        ),
+        (
+            config.pool == "auto" and device.type == "cpu",
+            "pool=auto on a CPU, whose memory is not the pool's alone",
+            "give its size in GiB",
         ),
         (
             vllm_config.model_config.has_inner_state,
@@ -320,7 +364,7 @@ def _check_engine(config: MoetConfig, vllm_config: VllmConfig, v2_runner: bool) 
             "only the model's own MTP layers draft beside a pool",
         ),
         (
-            config.gate != "off" and vllm_config.parallel_config.pipeline_parallel_size > 1,
+            config.gate != "off" and parallel.pipeline_parallel_size > 1,
             "a confidence gate over pipeline stages, all of which would have to run again",
             "use tensor parallelism, or set gate to off",
         ),
@@ -355,7 +399,16 @@ def _rank(vllm_config: VllmConfig, device: torch.device) -> Rank:
         checkpoint=_checkpoint(vllm_config),
         agree=_largest_of(group.cpu_group) if group.world_size > 1 else None,
         pin=_pin if torch.device(device).type == "cuda" else None,
+        padded=_padded_rows(vllm_config, torch.device(device)),
     )
+
+
+def _padded_rows(vllm_config: VllmConfig, device: torch.device) -> int:
+    """Return the rows at most of a padded pass: 0 where no CUDA graph pads one."""
+    if device.type != "cuda" or vllm_config.model_config.dtype != torch.bfloat16:
+        return 0
+    graphs = vllm_config.compilation_config.max_cudagraph_capture_size or 0
+    return max(int(graphs), vllm_config.scheduler_config.max_num_batched_tokens)
 
 
 def _largest_of(group: Any) -> Callable[[int], int]:

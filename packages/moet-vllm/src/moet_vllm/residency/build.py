@@ -16,8 +16,9 @@ from moet_core.gate import Gate, GateSettings
 from moet_core.row import RowLayout
 from moet_vllm.config import MoetConfig
 from moet_vllm.residency import op
-from moet_vllm.residency.resident import FineTier, PoolShape, ResidentExperts
-from moet_vllm.residency.rows import GIB, Rank, TierRows
+from moet_vllm.residency.resident import FineTier, ResidentExperts
+from moet_vllm.residency.rows import Rank, TierRows
+from moet_vllm.residency.sizing import least_pool, pool_shape
 from moet_vllm.residency.tier import Tier
 
 __all__ = ["LayerRows", "Rank", "ResidencyBuild", "building", "current_build", "pool_shape"]
@@ -191,7 +192,10 @@ class ResidencyBuild:
             return None
         started = time.perf_counter()
         base, *fine = self.tiers()
-        shape = pool_shape("pool", self.config.pool, *self._sizes(), self.layout)
+        if self.config.pool == "auto":
+            shape = least_pool(*self._sizes(), self.layout)
+        else:
+            shape = pool_shape("pool", self.config.pool, *self._sizes(), self.layout)
         store = base.store(shape)
         fine_tier = self._fine(fine[0]) if fine else None
         self.open_seconds = time.perf_counter() - started
@@ -202,6 +206,7 @@ class ResidencyBuild:
             self.rank.agree,
             self.config.miss_tolerance,
             fine_tier,
+            self.rank.padded,
         )
         op.bind([self._names[layer] for layer in self.layers], resident)
         return resident
@@ -230,47 +235,6 @@ class ResidencyBuild:
             prompts=config.prompts == "fine",
             by_use=gate is None,
         )
-
-
-def pool_shape(
-    name: str,
-    size: float | str,
-    layers: tuple[int, ...],
-    experts: int,
-    top_k: int,
-    row: RowLayout,
-    *,
-    is_fine: bool = False,
-) -> PoolShape:
-    """Divide a pool into slots and the ring of streamed steps.
-
-    Args:
-        name: The option that set its size, for errors.
-        size: GiB, or "all".
-        layers: Model indices of the rank's layers.
-        experts: Routed experts of a layer.
-        top_k: Experts a token is routed to.
-        row: Layout of a row.
-        is_fine: A fine tier: it may be smaller than a layer, and it has a ring beside slots for
-            all experts too, since they may be absent at first.
-
-    Raises:
-        ConfigError: The pool is smaller than one layer; a fine tier, than two tokens' experts.
-    """
-    total = len(layers) * experts
-    slots = total if size == "all" else int(float(size) * GIB) // row.row_bytes
-    least, what = (2 * top_k, "two tokens'") if is_fine else (experts, "one layer of")
-    if slots < least:
-        raise ConfigError(
-            f"{name} is {size} GiB, which holds {slots} experts; wanted at least {what} {least} "
-            f"({least * row.row_bytes / GIB:.4f} GiB). Make {name} larger."
-        )
-    ring = max(2, min(2 * top_k, slots // 4), slots // 32) // 2 * 2
-    if size == "all" or slots >= total + (ring if is_fine else 0):
-        slots, ring = total, ring if is_fine else 0
-    else:
-        slots -= ring
-    return PoolShape(layers=layers, experts=experts, top_k=top_k, row=row, slots=slots, ring=ring)
 
 
 _current: list[ResidencyBuild] = []

@@ -12,8 +12,9 @@ counts as fine. The gate decides which steps run again with all their experts fi
 The step loop owns all state here; no other thread touches it.
 """
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -113,6 +114,7 @@ class ResidentExperts:
         self._taken: NDArray[np.bool_] | None = None
         self._padding = Padding(padded, device) if padded else None
         self._ahead: Chunk | None = None
+        self._measures = False
 
     @property
     def _marks(self) -> bool:
@@ -150,6 +152,11 @@ class ResidentExperts:
     def tiers(self) -> list[Tier]:
         """The base tier, and the fine one if there is one."""
         return [self.base] if self.fine is None else [self.base, self.fine.tier]
+
+    @property
+    def device_bytes(self) -> int:
+        """Memory of the device that the tiers' pools hold."""
+        return sum(tier.pool.device_bytes for tier in self.tiers)
 
     @property
     def is_streaming(self) -> bool:
@@ -213,6 +220,8 @@ class ResidentExperts:
         """
         if self._padding is not None:
             topk_ids = self._padding.without(topk_ids)
+        if self._measures and self.shape.working_set(len(x)) > self.shape.slots:
+            return self._measured_layer(layer, x, topk_weights, topk_ids, limit)
         if self._mode != "repair":
             return self._stream_layer(layer, x, topk_weights, topk_ids, limit)
         row = self.shape.row
@@ -230,6 +239,23 @@ class ResidentExperts:
             wanted=self.pool.wanted[layer] if self._marks else None,
             fine=None if fine is None else fine.of_layer(layer),
         )
+
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Let passes inside the block use the device's memory as those of real steps do.
+
+        An engine runs one pass to see how much that is; long steps are streamed, which takes more
+        than a pass over what is in slots.
+        """
+        self._measures = True
+        try:
+            yield
+        finally:
+            self._measures = False
+
+    def resize(self, shape: PoolShape) -> None:
+        """Replace the base tier's pool; see `Tier.resize`."""
+        self.base.resize(shape)
 
     def hottest(self) -> list[Key]:
         """Return the base tier's experts as (model layer, expert), the most valuable first."""
@@ -455,6 +481,15 @@ class ResidentExperts:
             likely = self._absent(layer + 1, range(self.shape.experts), tier, both)
             first = likely[: tier.ring.size]
             self._ahead = self._guarded(partial(tier.start_ready_chunk, layer + 1, first))
+        return combine_parts(parts, topk_weights, x.dtype)
+
+    def _measured_layer(
+        self, layer: int, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, limit: float | None
+    ) -> Tensor:
+        """Use the memory of `_stream_layer` and wait for nothing."""
+        parts = x.new_zeros(topk_ids.numel(), x.shape[1], dtype=torch.float32)
+        for tier in self.tiers:
+            tier.add(parts, x, topk_ids, tier.pool.slot_of[layer], limit)
         return combine_parts(parts, topk_weights, x.dtype)
 
     def _absent(

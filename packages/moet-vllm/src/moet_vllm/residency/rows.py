@@ -21,12 +21,12 @@ from moet_store import (
 )
 from moet_store.identity import checkpoint_files, identity_of, recorded_files, write_record
 from moet_vllm.config import MoetConfig
+from moet_vllm.residency.sizing import GIB
 from moet_vllm.residency.stores import HostStore, PackStore, PinnedStore
 from moet_vllm.residency.tier import PoolShape
 
-__all__ = ["GIB", "Rank", "TierRows"]
+__all__ = ["Rank", "TierRows"]
 
-GIB = 2**30
 MIN_STAGING = 16
 
 
@@ -40,6 +40,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
         checkpoint: Folder of the checkpoint, None for random weights.
         agree: Maximum over the tensor-parallel group.
         pin: Locks host memory for the device.
+        padded: Rows at most of a padded pass; see `ResidentExperts`.
     """
 
     tp_rank: int
@@ -48,6 +49,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: Path | None
     agree: Callable[[int], int] | None = None
     pin: Callable[[memoryview], object] | None = None
+    padded: int = 0
 
 
 class TierRows:
@@ -125,7 +127,8 @@ class TierRows:
             self._fill_pinned(self._pinned, reader, set(self.layers) - self._missing)
             reader.close()
             return self._pinned
-        staging = max(MIN_STAGING, shape.ring)
+        # A chunk is being copied, one is being read, and the next two are read ahead.
+        staging = max(MIN_STAGING, 2 * shape.ring)
         rows = self._arena_rows(shape)
         return PackStore(reader, staging=staging, arena_rows=rows, pin=self.rank.pin)
 

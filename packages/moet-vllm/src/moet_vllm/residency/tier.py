@@ -70,20 +70,9 @@ class Tier:
     def __init__(self, shape: PoolShape, store: HostStore, device: torch.device) -> None:
         self.shape = shape
         self.store = store
-        self.policy = PoolPolicy(layers=len(shape.layers), experts=shape.experts, slots=shape.slots)
-        self.pool = SlotPool(
-            slots=shape.slots,
-            ring=shape.ring,
-            row_bytes=shape.row.row_bytes,
-            layers=len(shape.layers),
-            experts=shape.experts,
-            device=device,
-        )
-        self.ring = Ring(self.pool)
-        store.attach(self.pool.copies)
+        self._device = device
         self.brought = self.promoted = 0
-        self._promoting: dict[Key, Move] = {}
-        self._copying: dict[Key, Moment] = {}  # promotions whose rows are on their last way
+        self._make_pool(shape)
 
     @property
     def is_full(self) -> bool:
@@ -218,6 +207,11 @@ class Tier:
         """Return a layer's experts as `moet_kernels.experts` takes them."""
         return experts.Tier(self.pool.rows, self.pool.slot_of[layer], self.shape.row)
 
+    def resize(self, shape: PoolShape) -> None:
+        """Replace the pool by an empty one of another size; no step has run over it."""
+        del self.pool, self.ring, self.policy
+        self._make_pool(shape)
+
     def hottest(self) -> list[Key]:
         """Return the resident experts as (model layer, expert), the most valuable first."""
         return [self.model_key(key) for key in self.policy.hottest()]
@@ -250,6 +244,18 @@ class Tier:
     def close(self) -> None:
         """Release the store."""
         self.store.close()
+
+    def _make_pool(self, shape: PoolShape) -> None:
+        self.shape = shape
+        size = {"layers": len(shape.layers), "experts": shape.experts, "slots": shape.slots}
+        self.policy = PoolPolicy(**size)
+        self.pool = SlotPool(
+            **size, ring=shape.ring, row_bytes=shape.row.row_bytes, device=self._device
+        )
+        self.ring = Ring(self.pool)
+        self.store.attach(self.pool.copies)
+        self._promoting: dict[Key, Move] = {}
+        self._copying: dict[Key, Moment] = {}  # promotions whose rows are on their last way
 
     def _fill(self, moves: list[Move], there: Container[Key] = ()) -> None:
         """Read rows into their slots and make them present; all or nothing.
