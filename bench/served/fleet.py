@@ -7,6 +7,7 @@ can take turns; only the one that was asked works.
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -72,7 +73,7 @@ class Engine:
 
     def __init__(self, spec: Spec, logs: Path) -> None:
         self.spec = spec
-        self.log = logs / f"{spec.name}.log"
+        self.log = logs / f"{re.sub(r'[^A-Za-z0-9.]+', '-', spec.name)}.log"
         self.ready: dict[str, Any] = {}
         self.error = ""
         self._began = time.monotonic()

@@ -29,6 +29,10 @@ SAME_TOKENS = {"compiled": "w2", "spawned": "w2", "fp4": "stock"}
 """Kinds that run the same model with other kernels: the share of equal tokens is shown."""
 
 
+SPAWNED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+"""An engine core in a process of its own, which must find the plugin by itself."""
+
+
 def specs(model: Path, name: str, scratch: Path) -> list[Spec]:
     """Return the engines that are tried of one model."""
     experts = read_experts(model)
@@ -43,7 +47,7 @@ def specs(model: Path, name: str, scratch: Path) -> list[Spec]:
         "arena": {"moet": arena},
         "gate": {"moet": gate},
         "compiled": {"moet": {}, "compiled": True},
-        "spawned": {"moet": {}, "environment": {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}},
+        "spawned": {"moet": {}, "environment": SPAWNED},
     }
     common = checkpoints.environment()
     return [

@@ -289,26 +289,43 @@ def _take_confidence(worker: Any) -> list[float]:
 
 
 def _record_usage(worker: Any) -> None:
-    resident = worker.resident
-    take = resident.pool.take_wanted
-    resident.pool.used = np.zeros((len(resident.shape.layers), resident.shape.experts))
+    policy = worker.resident.policy
+    want = policy.want
+    policy.used = np.zeros((policy.layers, policy.experts))
 
-    def record() -> Any:
-        marks = take()
-        resident.pool.used += marks
-        return marks
+    def record(mask: Any) -> Any:
+        missing = want(mask)
+        if not missing:  # the last pass of the step: its routing is the step's
+            policy.used += mask
+        return missing
 
-    resident.pool.take_wanted = record
+    policy.want = record
 
 
 def _take_usage(worker: Any) -> float:
     from served.models import HOT_SHARE
 
-    pool = worker.resident.pool
-    del pool.take_wanted
-    used = np.sort(pool.used, axis=1)[:, ::-1]
+    policy = worker.resident.policy
+    del policy.want
+    used = np.sort(policy.used, axis=1)[:, ::-1]
     count = round(HOT_SHARE * used.shape[1])
     return float(used[:, :count].sum() / used.sum())
+
+
+def copy_bandwidth(llm: Any, gib: float = 1.0, rounds: int = 5) -> list[float]:
+    """Return the bandwidth of pinned host-to-device copies in GB/s, one figure a round."""
+    import torch
+
+    source = torch.empty(int(gib * 2**30), dtype=torch.uint8, pin_memory=True)
+    target = torch.empty_like(source, device="cuda")
+    found = []
+    for _ in range(rounds + 1):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        found.append(source.nbytes / (time.perf_counter() - started) / 1e9)
+    return found[1:]
 
 
 TASKS: dict[str, Callable[..., Any]] = {
@@ -324,4 +341,5 @@ TASKS: dict[str, Callable[..., Any]] = {
     "confidences": confidences,
     "usage": usage,
     "profile": profile,
+    "copy_bandwidth": copy_bandwidth,
 }

@@ -1,0 +1,323 @@
+"""Measures served models: 2 bits against 4, pools that hold all or a part, prompts, the gate.
+
+    PYTHONPATH=bench python -m served.speed decode --model glm --root FOLDER --out FILE
+
+Parts, each with a result file of its own, written anew after every round:
+
+decode  stock vLLM against 2-bit experts at 1, 4 and 8 streams, with the GPU time of each kernel.
+pool    a pool that holds every expert against the engine that needs none.
+misses  pools of 25 and 50 % over an arena of half the rows over packs on the disk, and stock vLLM
+        with the same GPU memory for experts and the rest offloaded; prompts that stream.
+gate    a gate that never fires, and one that fires at 10 and 30 % of the steps.
+
+Engines live beside each other on one GPU and take turns, round by round; what is compared was
+measured within seconds of each other.
+"""
+
+import argparse
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moet_cli.bench import run_result
+from moet_core.results import measurement, write_result
+from served import checkpoints
+from served.fleet import Engine, EngineError, Spec, fleet
+from served.kernels import expert_time
+from served.settings import GIB, Experts, read_experts
+
+__all__ = ["Run", "main"]
+
+
+class Run:
+    """A run of one part: its engines, what was measured, and the time that is left.
+
+    Attributes:
+        experts: Of the model.
+        engines: By name; only those that are of use.
+        notes: For the result file.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.model = checkpoints.folder(args.root, args.model)
+        self.experts: Experts = read_experts(self.model)
+        self.packs = str(args.root / f"packs-speed-{args.model}")
+        self.engines: dict[str, Engine] = {}
+        self.notes: list[str] = []
+        self._until = time.monotonic() + args.seconds
+        self._started = datetime.now(UTC)
+        self._samples: dict[tuple[str, str], list[float]] = {}
+
+    @property
+    def seconds_left(self) -> float:
+        """Time until the run must end."""
+        return self._until - time.monotonic()
+
+    def spec(self, name: str, moet: dict[str, Any] | None, **settings: Any) -> Spec:
+        """Return an engine of the model."""
+        return Spec(
+            name=name,
+            model=str(self.model),
+            moet=moet,
+            compiled=self.args.compiled,
+            environment=checkpoints.environment(),
+            **settings,
+        )
+
+    def ask(self, name: str, task: str, **arguments: Any) -> Any:
+        """Have an engine do a task; None if it cannot, or if no time is left."""
+        if name not in self.engines or self.seconds_left < 5:
+            return None
+        try:
+            return self.engines[name].ask(task, min(120.0, self.seconds_left), **arguments)
+        except EngineError as error:
+            print(f"{error}\n{self.engines[name].tail()}", flush=True)
+            self.notes.append(f"{name}: {task} failed")
+            if self.engines[name].error:
+                del self.engines[name]
+            return None
+
+    def add(self, name: str, unit: str, *samples: float) -> None:
+        """Add samples of one quantity."""
+        self._samples.setdefault((name, unit), []).extend(samples)
+
+    def median(self, name: str, unit: str) -> float | None:
+        """Return the median of what was added so far, None without any."""
+        samples = self._samples.get((name, unit))
+        return float(np.median(samples)) if samples else None
+
+    def decode(self, name: str, streams: int, tokens: int, seed: int, label: str = "") -> Any:
+        """Time decode steps of an engine and add them; return what it counted."""
+        found = self.ask(name, "decode", streams=streams, prompt=64, tokens=tokens, seed=seed)
+        if found is None:
+            return None
+        what = f"{label or name}, {streams} streams"
+        per_step = sum(found["ms"]) / len(found["ms"])
+        self.add(f"decode: {what}", "tokens/s", 1000 * streams / per_step)
+        self.add(f"step: {what}", "ms", float(np.median(found["ms"])))
+        counts: dict[str, float] = found["counts"]
+        return counts
+
+    def write(self) -> None:
+        """Write the result file with what there is."""
+        found = [measurement(*key, samples) for key, samples in self._samples.items()]
+        for one in found:
+            print(f"{one.name}: {one.median:.4g} {one.unit} ({len(one.samples)})", flush=True)
+        if found:
+            kind = f"served-{self.args.part}"
+            notes = (f"model: {self.args.model}, {self.experts}", *self.notes)
+            result = run_result(kind, self._started, found, recipe=self.args.model, notes=notes)
+            write_result(self.args.out, result, force=True)
+
+
+def decode(run: Run) -> None:
+    """Compare stock NVFP4 with 2-bit experts, and look where the GPU's time goes."""
+    for round_ in range(run.args.rounds):
+        for streams in (1, 4, 8):
+            for name in ("stock", "w2", "fp4"):
+                run.decode(name, streams, run.args.tokens, seed=round_)
+        run.write()
+    profiles = {}
+    for streams in (1, 4, 8):
+        for name in ("stock", "w2", "fp4"):
+            profile = run.ask(name, "profile", streams=streams, prompt=64, tokens=40)
+            if not profile or not profile["kernels"]:
+                continue
+            profiles[f"{name}, {streams} streams"] = profile["kernels"]
+            total, experts = sum(profile["kernels"].values()), expert_time(profile["kernels"])
+            what = f"{name}, {streams} streams"
+            run.add(f"GPU time of a step: {what}", "ms", total / 1000)
+            run.add(f"GPU time of experts: {what}", "ms", experts / 1000)
+            run.add(f"share of experts: {what}", "fraction", experts / total)
+    run.args.out.with_suffix(".kernels.json").write_text(json.dumps(profiles, indent=1))
+
+
+def decode_specs(run: Run) -> list[Spec]:
+    """Return the engines of `decode`."""
+    return [
+        run.spec("stock", None),
+        run.spec("w2", {}),
+        run.spec("fp4", {"experts": "fp4"}),
+    ]
+
+
+def pool(run: Run) -> None:
+    """Compare a pool in which nothing is ever missed with the engine without one."""
+    names = ("w2", "pool of all", "all in packs")
+    for name in names:
+        run.ask(name, "prefill", tokens=2000)  # routes to every expert, which then stays
+    for round_ in range(run.args.rounds):
+        for streams in (1, 4):
+            for name in names:
+                counts = run.decode(name, streams, run.args.tokens, seed=round_)
+                if counts:
+                    run.add(f"experts missed: {name}, {streams} streams", "count", counts["missed"])
+        run.write()
+
+
+def pool_specs(run: Run) -> list[Spec]:
+    """Return the engines of `pool`."""
+    every = {"pool": run.experts.gib(run.experts.rows), "host_store": "pinned"}
+    return [
+        run.spec("w2", {}),
+        run.spec("pool of all", {**every, "report_seconds": 0}),
+        run.spec("all in packs", {"packs": run.packs, "report_seconds": 0}),
+    ]
+
+
+SHARES = {"25 %": 0.25, "50 %": 0.5}
+
+
+def misses(run: Run) -> None:
+    """Measure pools that miss, stock vLLM's offloading, and prompts that stream."""
+    share = run.ask("50 %, arena", "usage", tokens=run.args.tokens)
+    if share is not None:
+        run.add("routings of the most used fifth of the experts", "fraction", share)
+    for part in SHARES:
+        for name in (f"{part}, arena", f"{part}, pinned"):
+            run.ask(name, "decode", streams=1, prompt=64, tokens=run.args.tokens, seed=99)
+    for round_ in range(run.args.rounds):
+        for part in SHARES:
+            for name in (f"{part}, arena", f"{part}, pinned", f"{part}, stock offload"):
+                counts = run.decode(name, 1, run.args.tokens, seed=round_)
+                if counts:
+                    _add_counts(run, name, counts)
+        run.write()
+    _prompts(run)
+    run.write()
+
+
+def _add_counts(run: Run, name: str, counts: dict[str, float]) -> None:
+    steps = counts["steps"]
+    run.add(f"repaired steps: {name}", "fraction", counts["repaired"] / steps)
+    run.add(f"streamed steps: {name}", "fraction", counts["streamed"] / steps)
+    run.add(f"missed: {name}", "experts a step", counts["missed"] / steps)
+    run.add(f"waited for rows: {name}", "ms a step", 1000 * counts["stall_seconds"] / steps)
+
+
+def _prompts(run: Run) -> None:
+    """Time prompts of 8k tokens, and what one pass over the experts takes on PCIe."""
+    bandwidth = run.ask("all resident", "copy_bandwidth") or []
+    run.add("pinned copies to the GPU", "GB/s", *bandwidth)
+    bytes_ = run.experts.rows * run.experts.row_bytes("w2")
+    for speed in bandwidth:
+        run.add("prompt: one pass over the experts on PCIe", "s", bytes_ / speed / 1e9)
+    names = ["all resident", *(f"{part}, {store}" for part in SHARES for store in STORES)]
+    for round_ in range(run.args.rounds + 1):
+        for name in names:
+            found = run.ask(name, "prefill", tokens=run.args.prompt, seed=round_)
+            if found and round_:  # the first one compiles kernels
+                run.add(f"prompt: {name}", "s", found["seconds"])
+
+
+STORES = ("arena", "pinned")
+
+
+def misses_specs(run: Run) -> list[Spec]:
+    """Return the engines of `misses`."""
+    experts, prompt = run.experts, run.args.prompt
+    engine = {"max_model_len": prompt + 256, "max_num_batched_tokens": prompt}
+    whole = experts.rows * experts.row_bytes("fp4-nv")
+    found = [run.spec("all resident", {}, engine=engine)]
+    for part, share in SHARES.items():
+        pool = experts.pool(share)
+        arena = {**pool, **experts.arena(0.5), "packs": run.packs}
+        first = f"{next(iter(SHARES))}, arena"
+        name = f"{part}, arena"
+        found.append(run.spec(name, arena, engine=engine, after="" if name == first else first))
+        pinned = {**pool, "host_store": "pinned"}
+        found.append(run.spec(f"{part}, pinned", pinned, engine=engine))
+        offload = {
+            "cpu_offload_gb": whole / GIB - pool["pool"],
+            "cpu_offload_params": [
+                "w13_weight",
+                "w2_weight",
+                "w13_weight_scale",
+                "w2_weight_scale",
+            ],
+        }
+        found.append(run.spec(f"{part}, stock offload", None, engine={**engine, **offload}))
+    return found
+
+
+def gate(run: Run) -> None:
+    """Measure a gate that never fires, and one that fires at a tenth and a third of the steps."""
+    tokens = run.args.tokens
+    seen = run.ask("gate", "confidences", streams=1, prompt=64, tokens=4 * tokens, seed=99)
+    taus = {"never": 0.0}
+    if seen:
+        taus.update({f"at {q} %": float(np.quantile(seen, q / 100)) for q in (10, 30)})
+    for round_ in range(run.args.rounds):
+        for streams in (1, 4):
+            run.decode("w2", streams, tokens, seed=round_)
+            run.decode("pool of all", streams, tokens, seed=round_)
+            for label, tau in taus.items():
+                run.ask("gate", "set_tau", tau=tau)
+                counts = run.decode("gate", streams, tokens, seed=round_, label=f"gate {label}")
+                if counts and counts["gate_checked"]:
+                    fired = counts["gate_fires"] / counts["gate_checked"]
+                    what = f"gate {label}, {streams} streams"
+                    run.add(f"fired: {what}", "fraction of steps", fired)
+                    brought = counts["gate_promoted"] / counts["gate_checked"]
+                    run.add(f"brought: {what}", "experts a step", brought)
+        run.write()
+
+
+def gate_specs(run: Run) -> list[Spec]:
+    """Return the engines of `gate`."""
+    every = {"pool": run.experts.gib(run.experts.rows), "host_store": "pinned"}
+    never = {"gate": "max_prob", "tau": 0.0, "prompts": "base", "report_seconds": 0}
+    return [
+        run.spec("w2", {}),
+        run.spec("pool of all", {**every, "report_seconds": 0}),
+        run.spec("gate", {**every, **run.experts.fine(0.5), **never}),
+    ]
+
+
+PARTS = {
+    "decode": (decode_specs, decode),
+    "pool": (pool_specs, pool),
+    "misses": (misses_specs, misses),
+    "gate": (gate_specs, gate),
+}
+
+
+def main() -> None:
+    """Run one part from the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("part", choices=list(PARTS))
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--root", type=Path, required=True, help="where checkpoints are")
+    parser.add_argument("--out", type=Path, required=True, help="result file")
+    parser.add_argument("--only", default="", help="engines, separated by semicolons")
+    parser.add_argument("--compiled", action="store_true", help="with torch.compile")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=160, help="of each answer")
+    parser.add_argument("--prompt", type=int, default=8192, help="tokens of long prompts")
+    parser.add_argument("--start-seconds", type=float, default=240.0)
+    parser.add_argument("--seconds", type=float, default=500.0, help="of the whole run")
+    args = parser.parse_args()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    run = Run(args)
+    make, measure = PARTS[args.part]
+    specs = [spec for spec in make(run) if not args.only or spec.name in args.only.split(";")]
+    run.notes.append("torch.compile and CUDA graphs" if args.compiled else "CUDA graphs alone")
+    with fleet(specs, args.out.parent / f"logs-{args.out.stem}", args.start_seconds) as engines:
+        for name, engine in engines.items():
+            if engine.error:
+                print(f"===== {name}: {engine.error}\n{engine.tail()}", flush=True)
+                run.notes.append(f"{name} did not start")
+            else:
+                run.engines[name] = engine
+                print(f"{name}: {engine.ready}", flush=True)
+        measure(run)
+    run.write()
+
+
+if __name__ == "__main__":
+    main()
