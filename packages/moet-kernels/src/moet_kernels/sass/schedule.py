@@ -74,7 +74,11 @@ def tuned(program: Program, table: Table) -> Program:
     for _ in range(_ROUNDS):
         trial = _with(program, controls)
         changed = False
-        for found in sorted(follow(trial, table, table.timing), key=lambda f: f.second):
+        found_now = follow(trial, table, table.timing)
+        # A set has another order in every process; the result must not.
+        for found in sorted(
+            found_now, key=lambda f: (f.second, f.first, f.kind, f.register, f.key)
+        ):
             changed |= _mend(found, controls, fixed, table.timing)
         if not changed:
             break

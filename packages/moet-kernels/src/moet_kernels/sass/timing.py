@@ -44,16 +44,13 @@ __all__ = [
 BRANCH_CYCLES = 8
 _HORIZON = 64  # cycles after which every fixed latency is over
 _NEVER = 1 << 6  # a scoreboard bit that nothing waits for
-_MARGIN = 2  # cycles added to the fewest of a class for a pair never seen
 _ENDS = frozenset({"EXIT", "RET", "BRX", "BRXU", "JMX", "BPT", "KILL", "CALL"})
 _MATRIX = re.compile(r"[HIQOD]MMA")
-_MEMORY = re.compile(r"LD|ST|ATOM|RED|SHFL")
 # Instructions of the memory queue, which reads their sources in order.
 _QUEUED = re.compile(r"(LDG|LDS|LDL|LDSM|LDGSTS|STG|STS|STL|STSM|ATOMG|ATOMS|REDG)$")
 _ORDER: Access = ("MEM", 0)
 _WAITED = "~"  # ends the key of a dependence with a wait between the two
 _HELD = "held"  # operand in the key of a source whose reader took a scoreboard for it
-_BRANCH = frozenset({"BRA", "EXIT", "BSSY", "BSYNC", "WARPSYNC", "RET", "CALL", "BREAK", "BAR"})
 # Units that give results back in order: one scoreboard can stand for all before it.
 _SPECIAL_UNIT = frozenset(["MUFU", "F2I", "I2F", "F2F", "FRND", "FCHK", "POPC", "FLO", "BREV"])
 _UNKNOWN = Form("0", (), {}, ())
@@ -145,19 +142,6 @@ def _unit(opcode: str) -> str:
     if opcode.startswith("D"):
         return "double"
     return "special" if opcode in _SPECIAL_UNIT else opcode
-
-
-def _class_of(name: str) -> str:
-    opcode = name.split(".")[0]
-    if _MATRIX.match(opcode):
-        return "matrix"
-    if opcode in _BRANCH:
-        return "branch"
-    if opcode.startswith("U") or opcode in ("R2UR", "S2UR"):
-        return "uniform"
-    if opcode.startswith("D") and opcode != "DEPBAR":
-        return "double"
-    return "memory" if _MEMORY.match(opcode) else "arithmetic"
 
 
 def follow(program: Program, table: Table, timing: Timing) -> set[Dependence]:
@@ -378,20 +362,17 @@ def learn_timing(programs: Iterable[Program], table: Table) -> Timing:
 def needed(timing: Timing, key: str) -> int:
     """Cycles to leave for a result of fixed latency.
 
-    With a wait between the two, what the compiler left with one between them, if it ever did.
-    For a pair that the compiler never showed: the most it left for another operand of the same
-    pair, or the fewest for the same classes of instruction plus a margin, or `LONGEST_STALL`. Pairs
-    that it showed with slack only count for no more than that, unless the producer is a matrix or
-    double instruction: no other fixed latency was ever seen to need more than one stall can give.
+    With a wait between the two, what the compiler left with one between them, if it ever did. For
+    a pair that the compiler never showed: the most it left for another operand of the same pair,
+    or what a matrix or double instruction needs for any consumer it showed, or `LONGEST_STALL`.
+    Pairs that it showed with slack only count for no more than that, unless the producer is a
+    matrix or double instruction: no other fixed latency was ever seen to need more.
     """
     if key.endswith(_WAITED):
-        cycles = timing.raw.get(key, _HORIZON)
-        return min(cycles, needed(timing, key.removesuffix(_WAITED)))
-    cycles = timing.raw.get(key)
-    if cycles is None:
-        cycles = _needed_unseen(_frozen(timing), key)
-    producer = _class_of(key.split("/")[0])
-    return cycles if producer in ("matrix", "double") else min(cycles, LONGEST_STALL)
+        with_wait = timing.raw.get(key, _HORIZON)
+        return min(with_wait, needed(timing, key.removesuffix(_WAITED)))
+    cycles = timing.raw.get(key) or _needed_unseen(_frozen(timing), key)
+    return cycles if _is_long(key) else min(cycles, LONGEST_STALL)
 
 
 def needed_alone(timing: Timing, key: str) -> int:
@@ -408,29 +389,24 @@ _caches: dict[int, tuple[Timing, dict[str, int]]] = {}
 
 
 def _frozen(timing: Timing) -> dict[str, int]:
-    """Fewest cycles by pair of names and by pair of classes."""
+    """Most cycles by pair of names, and by long producer."""
     cached = _caches.get(id(timing))
     if cached is not None and cached[0] is timing:
         return cached[1]
-    classes: dict[str, int] = {}
+    most: dict[str, int] = {}
     for key, cycles in timing.raw.items():
         if key.endswith(_WAITED):
             continue
-        pair, class_pair = _pair(key), _class_pair(key)
-        classes[pair] = max(cycles, classes.get(pair, 0))
-        classes[class_pair] = min(cycles, classes.get(class_pair, cycles))
-    _caches[id(timing)] = (timing, classes)
-    return classes
+        names = [_pair(key), _producer(key)] if _is_long(key) else [_pair(key)]
+        for name in names:
+            most[name] = max(cycles, most.get(name, 0))
+    _caches[id(timing)] = (timing, most)
+    return most
 
 
-def _needed_unseen(classes: dict[str, int], key: str) -> int:
-    pair = _pair(key)
-    if pair in classes:
-        return classes[pair]
-    class_pair = _class_pair(key)
-    if class_pair in classes:
-        return classes[class_pair] + _MARGIN
-    return LONGEST_STALL
+def _needed_unseen(most: dict[str, int], key: str) -> int:
+    known = most.get(_pair(key), most.get(_producer(key), 0) if _is_long(key) else 0)
+    return known or (_HORIZON if _is_long(key) else LONGEST_STALL)
 
 
 def _pair(key: str) -> str:
@@ -439,9 +415,11 @@ def _pair(key: str) -> str:
     return f"pair {names}{'@' if operand == '@' else ''}"
 
 
-def _class_pair(key: str) -> str:
-    names, operand = key.rsplit(":", 1)
-    first, second = names.split(">")
-    name, file = first.rsplit("/", 1)
-    guard = "@" if operand == "@" else ""
-    return f"class {_class_of(name)}/{file}>{_class_of(second)}{guard}"
+def _producer(key: str) -> str:
+    return f"producer {key.split('/')[0]}"
+
+
+def _is_long(key: str) -> bool:
+    """Whether the producer is a matrix or double instruction."""
+    opcode = key.split("/")[0].split(".")[0]
+    return bool(_MATRIX.match(opcode)) or (opcode.startswith("D") and opcode != "DEPBAR")
