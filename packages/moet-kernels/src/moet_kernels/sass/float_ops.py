@@ -209,7 +209,7 @@ def from_integer(machine: Machine, file: File, statement: Statement, mask: Mask)
 
 def special_function(machine: Machine, file: File, statement: Statement, mask: Mask) -> None:
     """MUFU.{EX2,RCP} d, a: rounded to nearest; the hardware may be off by the last bits."""
-    d, a = statement.instruction.operands
+    a = statement.instruction.operands[1]
     if statement.instruction.modifiers not in (("EX2",), ("RCP",)):
         raise machine.unsupported(statement.instruction.mnemonic)
     function = np.exp2 if statement.instruction.modifiers == ("EX2",) else np.reciprocal

@@ -74,16 +74,17 @@ def tuned(program: Program, table: Table) -> Program:
     for _ in range(_ROUNDS):
         trial = _with(program, controls)
         changed = False
-        found_now = follow(trial, table, table.timing)
-        # A set has another order in every process; the result must not.
-        for found in sorted(
-            found_now, key=lambda f: (f.second, f.first, f.kind, f.register, f.key)
-        ):
+        for found in sorted(follow(trial, table, table.timing), key=_order):
             changed |= _mend(found, controls, fixed, table.timing)
         if not changed:
             break
     _drop_needless_waits(controls, fixed, program, table)
     return _checked(_with(program, controls), table)
+
+
+def _order(found: Dependence) -> tuple[int, int, str, str, str]:
+    """Sort by consumer; the rest makes ties the same in every process, as a set's order is not."""
+    return found.second, found.first, found.kind, found.register, found.key
 
 
 def _drop_needless_waits(
