@@ -1,0 +1,196 @@
+"""Make the SM120 cubins: `python -m moet_kernels.sm120.build [--check]`.
+
+For every decode kernel: its `.sass` source, the twin compiled by nvcc, and the source assembled
+with both kinds of control fields into copies of the twin, audited. The cubins are committed, so
+that a user needs no CUDA toolkit; `manifest.json` has the SHA-256 of each and of all that it was
+made from. `--check` makes everything anew and compares.
+"""
+
+import hashlib
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from moet_kernels.sass.arch import SM120A
+from moet_kernels.sass.assemble import assemble
+from moet_kernels.sass.audit import audit
+from moet_kernels.sass.cubin import Cubin
+from moet_kernels.sass.errors import SassError
+from moet_kernels.sass.link import link
+from moet_kernels.sass.schedule import safe, tuned
+from moet_kernels.sass.source import parse_source
+from moet_kernels.sass.table import committed_table
+from moet_kernels.sass.tools import compile_cuda, tool_version
+from moet_kernels.sm120.write import KERNELS, Kernel, sass_source
+
+__all__ = [
+    "COMPILED",
+    "FOLDER",
+    "VARIANTS",
+    "Built",
+    "Manifest",
+    "build",
+    "cubin_path",
+    "differences",
+    "digest",
+    "read_manifest",
+    "sources_of",
+]
+
+FOLDER = Path(__file__).parent / "kernels"
+VARIANTS = ("tuned", "safe", "twin")
+COMPILED = ("prepare", "combine")
+"""Kernels that only nvcc makes."""
+
+_SCHEDULES = {"tuned": tuned, "safe": safe}
+_SHARED_SOURCES = ("decode.cuh",)
+
+
+class Built(msgspec.Struct, frozen=True):
+    """One kernel of the manifest.
+
+    Attributes:
+        sources: SHA-256 of each source file.
+        cubins: SHA-256 of each variant's cubin.
+        registers: of a thread, reserved ones included, for each variant.
+        shared: bytes of static shared memory.
+    """
+
+    sources: dict[str, str]
+    cubins: dict[str, str]
+    registers: dict[str, int]
+    shared: int
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What the committed cubins were made by and from."""
+
+    tools: dict[str, str]
+    kernels: dict[str, Built]
+
+
+def cubin_path(folder: Path, kernel: str, variant: str) -> Path:
+    """Where a variant of a kernel lies."""
+    return folder / f"{kernel}.{variant}.cubin"
+
+
+def sources_of(kernel: str) -> tuple[str, ...]:
+    """File names of what a kernel's cubins are made from."""
+    hand = () if kernel in COMPILED else (f"{kernel}.sass",)
+    return (*hand, f"{kernel}.cu", *_SHARED_SOURCES)
+
+
+def read_manifest(folder: Path = FOLDER) -> Manifest:
+    """Read the manifest of a folder of cubins."""
+    return msgspec.json.decode((folder / "manifest.json").read_bytes(), type=Manifest)
+
+
+def digest(data: bytes) -> str:
+    """SHA-256 in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def build(out: Path) -> Manifest:
+    """Write all sources of hand-written kernels, all cubins and the manifest into a folder.
+
+    Raises:
+        SassError: a source is wrong, or the audit found something.
+        ToolError: a program of the CUDA toolkit is missing.
+    """
+    for kernel in KERNELS:
+        (out / f"{kernel.name}.sass").write_text(sass_source(kernel))
+        (out / f"{kernel.name}.cu").write_text(_twin(kernel))
+    for name in (*_SHARED_SOURCES, *(f"{name}.cu" for name in COMPILED)):
+        if out != FOLDER:
+            (out / name).write_bytes((FOLDER / name).read_bytes())
+    kernels = {kernel.name: _build_hand_written(kernel, out) for kernel in KERNELS}
+    kernels |= {name: _build_compiled(name, out) for name in COMPILED}
+    manifest = Manifest({name: tool_version(name) for name in ("nvcc", "ptxas")}, kernels)
+    encoded = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)
+    (out / "manifest.json").write_bytes(encoded + b"\n")
+    return manifest
+
+
+def _twin(kernel: Kernel) -> str:
+    macro = "DOWN" if kernel.down else "GATE_UP"
+    return (
+        f"// Written by write.py's table of kernels. Twin of {kernel.name}.sass.\n"
+        f'#include "decode.cuh"\n\n{macro}({kernel.name}, {kernel.codec}, {kernel.steps})\n'
+    )
+
+
+def _build_hand_written(kernel: Kernel, out: Path) -> Built:
+    table = committed_table(SM120A)
+    images = {"twin": _compile(kernel.name, out)}
+    source = parse_source(sass_source(kernel))
+    for variant, schedule in _SCHEDULES.items():
+        program = schedule(source, table)
+        image = link(images["twin"], program, assemble(program, table))
+        findings = audit(Cubin(image), kernel.name, table, program)
+        if findings:
+            first = findings[0]
+            raise SassError(
+                f"The audit of {kernel.name} ({variant}) found {len(findings)} flaws, first at "
+                f"{first.address:#x} `{first.instruction}`: {first.message}"
+            )
+        images[variant] = image
+    return _write(kernel.name, images, out)
+
+
+def _build_compiled(name: str, out: Path) -> Built:
+    return _write(name, {"twin": _compile(name, out)}, out)
+
+
+def _compile(name: str, out: Path) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / f"{name}.cubin"
+        compile_cuda(out / f"{name}.cu", cubin, SM120A.name)
+        return cubin.read_bytes()
+
+
+def _write(name: str, images: Mapping[str, bytes], out: Path) -> Built:
+    for variant, image in images.items():
+        cubin_path(out, name, variant).write_bytes(image)
+    cubins = {variant: Cubin(image) for variant, image in images.items()}
+    return Built(
+        {source: digest((out / source).read_bytes()) for source in sources_of(name)},
+        {variant: digest(image) for variant, image in images.items()},
+        {variant: cubin.registers(name) for variant, cubin in cubins.items()},
+        cubins["twin"].shared_bytes(name),
+    )
+
+
+def differences(folder: Path = FOLDER) -> list[str]:
+    """Make everything anew elsewhere and list the files that differ from the committed ones."""
+    with tempfile.TemporaryDirectory() as name:
+        fresh = Path(name)
+        build(fresh)
+        return [
+            path.name
+            for path in sorted(fresh.iterdir())
+            if not (folder / path.name).is_file()
+            or (folder / path.name).read_bytes() != path.read_bytes()
+        ]
+
+
+def main(arguments: list[str]) -> int:
+    """Build into the package, or check; the exit status."""
+    if arguments == ["--check"]:
+        different = differences()
+        sys.stdout.write("\n".join(different) or "all cubins are what their sources give")
+        sys.stdout.write("\n")
+        return 1 if different else 0
+    if arguments:
+        sys.stdout.write("usage: python -m moet_kernels.sm120.build [--check]\n")
+        return 2
+    for name, built in build(FOLDER).kernels.items():
+        line = f"{name}: registers {built.registers}, shared memory {built.shared} bytes\n"
+        sys.stdout.write(line)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
