@@ -98,6 +98,8 @@ def write_model(folder: Path, shape: Shape, device: torch.device, seed: int = 0)
         (path / "model.safetensors.index.json").write_text(json.dumps(about))
         (path / "config.json").write_text(json.dumps(config(shape), indent=1))
         (path / "shape.json").write_text(record)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # engines are about to need it
 
 
 def hot_experts(shape: Shape, layer: int, seed: int = 0) -> list[int]:

@@ -108,10 +108,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--wave", action="append", required=True, help="models, by commas")
     parser.add_argument("--kinds", default="", help="only these kinds of engines, by commas")
+    parser.add_argument("--skip", default="", help="names of engines, by commas")
     parser.add_argument("--root", type=Path, required=True, help="where checkpoints are")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--start-seconds", type=float, default=240.0)
-    parser.add_argument("--task-seconds", type=float, default=60.0)
+    parser.add_argument("--task-seconds", type=float, default=120.0)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {}
@@ -124,6 +125,7 @@ def main() -> None:
             for name, model in models.items()
             for spec in specs(model, name, args.root)
             if not args.kinds or spec.name.rpartition(".")[2] in args.kinds.split(",")
+            if spec.name not in args.skip.split(",")
         ]
         with fleet(wanted, args.out / "logs", args.start_seconds) as engines:
             for name, engine in engines.items():

@@ -44,7 +44,13 @@ def answer(llm: Any, prompts: list[list[int]], tokens: int, streams: int) -> dic
 
 
 def decode(
-    llm: Any, streams: int, prompt: int, tokens: int, seed: int = 0, greedy: bool = False
+    llm: Any,
+    streams: int,
+    prompt: int,
+    tokens: int,
+    seed: int = 0,
+    greedy: bool = False,
+    begin: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     """Time decode steps.
 
@@ -56,8 +62,9 @@ def decode(
         streams: Requests at a time; all begin together.
         prompt: Tokens of each prompt, random.
         tokens: Tokens of each answer; the first `WARM` are not timed.
-        seed: Of prompts and samples.
+        seed: Of the prompts.
         greedy: Take the most probable token instead.
+        begin: Called when the first `WARM` tokens are there.
 
     Returns:
         `ms`, the time of each step, and what the pool and the gate counted in the timed steps.
@@ -66,24 +73,22 @@ def decode(
 
     engine = llm.llm_engine
     vocabulary = llm.model_config.get_vocab_size()
+    temperature = 0.0 if greedy else 1.0
+    sampling = SamplingParams(temperature=temperature, max_tokens=tokens, ignore_eos=True)
     for number, ids in enumerate(random_prompts(vocabulary, streams, prompt, seed)):
-        sampling = SamplingParams(
-            temperature=0.0 if greedy else 1.0,
-            seed=seed + number,
-            max_tokens=tokens,
-            ignore_eos=True,
-        )
         name = f"{seed}-{number}-{time.monotonic_ns()}"
         engine.add_request(name, {"prompt_token_ids": ids}, sampling)
     produced: dict[str, int] = {}
     times: list[float] = []
     before: dict[str, float] = {}
     while engine.has_unfinished_requests():
-        for output in engine.step():
+        outputs = engine.step()
+        for output in outputs:
             produced[output.request_id] = len(output.outputs[0].token_ids)
-        if len(produced) == streams and min(produced.values()) >= WARM:
+        if outputs and len(produced) == streams and min(produced.values()) >= WARM:
             if not times:
                 before = counts(llm)
+                begin()
             times.append(time.perf_counter())
     after = counts(llm)
     return {
@@ -167,12 +172,10 @@ def profile(llm: Any, streams: int, prompt: int, tokens: int) -> dict[str, Any]:
     import torch
     from torch.profiler import ProfilerActivity
 
-    engine = llm.llm_engine
-    decode(llm, streams, prompt, WARM + 2)
-    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        steps = len(decode(llm, streams, prompt, tokens)["ms"]) + WARM
-        torch.cuda.synchronize()
-    assert not engine.has_unfinished_requests()
+    profiler = torch.profiler.profile(activities=[ProfilerActivity.CUDA])
+    steps = len(decode(llm, streams, prompt, tokens, begin=profiler.start)["ms"])
+    torch.cuda.synchronize()
+    profiler.stop()
     kernels: dict[str, float] = {}
     for event in profiler.key_averages():
         if event.device_time_total:
