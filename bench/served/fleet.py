@@ -33,6 +33,10 @@ ENVIRONMENT = {
 }
 
 
+STOP_SECONDS = 15.0
+"""Time for all engines of a fleet to end by themselves."""
+
+
 class EngineError(Exception):
     """An engine did not start, failed at an order or took too long; says which and why."""
 
@@ -121,13 +125,17 @@ class Engine:
         """Return the last lines of the log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
-    def stop(self) -> None:
-        """Ask the engine to end, and see to it."""
+    def close(self) -> None:
+        """Tell the engine that no more orders come, after which it ends."""
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
+
+    def stop(self, seconds: float) -> None:
+        """See to it that the engine ends."""
+        self.close()
         try:
-            self._process.wait(10)
+            self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             self._kill()
         self.error = self.error or "it was stopped"
@@ -185,6 +193,7 @@ def fleet(specs: list[Spec], logs: Path, seconds: float) -> Iterator[dict[str, E
     """
     logs.mkdir(parents=True, exist_ok=True)
     engines: dict[str, Engine] = {}
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # engines must not outlive it
     try:
         waiting = list(specs)
         while waiting:
@@ -204,4 +213,8 @@ def fleet(specs: list[Spec], logs: Path, seconds: float) -> Iterator[dict[str, E
         yield engines
     finally:
         for engine in engines.values():
-            engine.stop()
+            engine.close()
+        until = time.monotonic() + STOP_SECONDS
+        for engine in engines.values():
+            engine.stop(max(0.0, until - time.monotonic()))
+        signal.signal(signal.SIGTERM, before)
