@@ -172,8 +172,9 @@ def run_bench(
             f"{'O_DIRECT' if comparison.direct else 'page cache'}, depth {comparison.depth} pieces "
             f"of {comparison.piece_bytes / MIB:g} MiB, "
             f"{comparison.fallback_count} fallbacks; {rounds} rounds of {seconds:g} s, one run of "
-            "each kind a round, in random order; a row is read in random order, checksums "
-            "on unless the name says otherwise"
+            "each kind a round, in random order; a row is read in random order, by the store in "
+            "pieces and with checksums on unless the name says otherwise, by fio in one request; "
+            "both read into huge pages and count from the submission on"
             for comparison in found
         ),
     )
