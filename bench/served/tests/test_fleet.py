@@ -1,0 +1,114 @@
+"""A fleet outlives the failures of its engines, and says what they were.
+
+The engines here cannot be built (their checkpoint does not exist) or are not engines at all; what
+real ones answer is shown by the scripts themselves.
+"""
+
+import sys
+
+import pytest
+from served import fleet as module
+from served.fleet import Engine, EngineError, Spec, fleet
+from served.identity import Case, compare, measurements
+
+ECHO = """
+import json, os, sys, time
+spec = json.loads(sys.stdin.readline())
+out = os.fdopen(int(sys.argv[1]), "w")
+def say(message):
+    out.write(json.dumps(message) + chr(10)); out.flush()
+say({"graphs": 0})
+for line in sys.stdin:
+    order = json.loads(line)
+    print("order", order["task"], flush=True)
+    if order["task"] == "fail":
+        say({"error": "ValueError: no"})
+    elif order["task"] == "sleep":
+        time.sleep(60)
+    elif order["task"] == "end":
+        sys.exit(3)
+    else:
+        say({"result": order["arguments"]})
+"""
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+    """Return a process that follows the protocol and builds nothing."""
+    script = tmp_path / "echo.py"
+    script.write_text(ECHO)
+    run = module.subprocess.Popen
+
+    def popen(command, **options):
+        return run([sys.executable, str(script), command[-1]], **options)
+
+    monkeypatch.setattr(module.subprocess, "Popen", popen)
+    found = Engine(Spec(name="an echo", model="nothing"), tmp_path)
+    assert found.wait(20)
+    yield found
+    found.stop(5)
+
+
+def test_an_order_returns_what_the_task_returned(engine):
+    assert engine.ask("echo", streams=4) == {"streams": 4}
+    assert engine.ready["graphs"] == 0
+    assert engine.log.name == "an-echo.log"
+
+
+def test_a_task_that_fails_leaves_the_engine_of_use(engine):
+    with pytest.raises(EngineError, match="an echo, fail: ValueError: no"):
+        engine.ask("fail")
+    assert engine.ask("echo") == {}
+
+
+def test_a_task_that_takes_too_long_ends_the_engine(engine):
+    with pytest.raises(EngineError, match="no answer within 0 s"):
+        engine.ask("sleep", seconds=0.2)
+    with pytest.raises(EngineError, match="no answer within"):
+        engine.ask("echo")
+
+
+def test_an_engine_that_ended_says_so(engine):
+    with pytest.raises(EngineError, match="it ended with status 3"):
+        engine.ask("end")
+    assert engine.tail() == "order end"
+
+
+def test_an_engine_waits_for_the_one_it_needs_and_does_not_start_without(
+    engine, tmp_path, monkeypatch
+):
+    first = Spec(name="first", model="nothing")
+    second = Spec(name="second", model="nothing", after="first")
+    with fleet([second, first], tmp_path / "logs", 20) as engines:
+        assert list(engines) == ["first", "second"]
+        assert all(one.ready for one in engines.values())
+    assert all(one.error == "it was stopped" for one in engines.values())
+    monkeypatch.setattr(Engine, "wait", lambda self, seconds: False)
+    with fleet([second, first], tmp_path / "logs", 20) as engines:
+        assert list(engines) == ["first"]
+
+
+def test_an_unknown_predecessor_is_an_error(tmp_path):
+    with (
+        pytest.raises(ValueError, match="unknown"),
+        fleet([Spec(name="a", model="", after="b")], tmp_path, 1),
+    ):
+        pass
+
+
+def test_comparisons_name_the_run_that_differs():
+    listed = [Case(name="w2", moet={}), Case(name="half", moet={}, like="w2", what="pool")]
+    same, other = {"tokens": [[1]], "hashes": ["a"]}, {"tokens": [[1]], "hashes": ["b"]}
+    results = {
+        "w2": {"answers": {"1 cold": same, "1 warm": same, "4 cold": same}},
+        "half": {"answers": {"1 cold": same, "1 warm": other}, "counts": {"steps": 5}},
+    }
+    records = compare(listed, results)
+    assert [(record["run"], record["same"]) for record in records] == [
+        ("1 cold", True),
+        ("1 warm", False),
+    ]
+    figures = {one.name: one.median for one in measurements("m", records)}
+    assert figures["every logit: m, pool, combinations"] == 2
+    assert figures["every logit: m, pool, that differ"] == 1
+    assert figures["every logit: m, pool, steps"] == 5
