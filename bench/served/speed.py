@@ -91,9 +91,12 @@ class Run:
         samples = self._samples.get((name, unit))
         return float(np.median(samples)) if samples else None
 
-    def decode(self, name: str, streams: int, tokens: int, seed: int, label: str = "") -> Any:
+    def decode(
+        self, name: str, streams: int, tokens: int, seed: int, label: str = "", **how: Any
+    ) -> dict[str, float] | None:
         """Time decode steps of an engine and add them; return what it counted."""
-        found = self.ask(name, "decode", streams=streams, prompt=64, tokens=tokens, seed=seed)
+        how = {"prompt": 64, **how}
+        found = self.ask(name, "decode", streams=streams, tokens=tokens, seed=seed, **how)
         if found is None:
             return None
         what = f"{label or name}, {streams} streams"
@@ -147,14 +150,20 @@ def decode_specs(run: Run) -> list[Spec]:
 
 
 def pool(run: Run) -> None:
-    """Compare a pool in which nothing is ever missed with the engine without one."""
-    names = ("w2", "pool of all", "all in packs")
-    for name in names:
-        run.ask(name, "prefill", tokens=2000)  # routes to every expert, which then stays
-    for round_ in range(run.args.rounds):
-        for streams in (1, 4):
+    """Compare pools in which nothing is missed with the engine without one.
+
+    All rounds decode the same tokens, greedily: once the first ones have brought every expert that
+    they need, the pool misses none, but where it could it has to look.
+    """
+    names = ("w2", "pool of all", "pool of 95 %")
+    same = {"tokens": run.args.tokens, "seed": 0, "prompt": 16, "greedy": True}
+    for streams in (1, 4):
+        for name in names:
+            for _ in range(2):
+                run.ask(name, "decode", streams=streams, **same)
+        for _ in range(run.args.rounds):
             for name in names:
-                counts = run.decode(name, streams, run.args.tokens, seed=round_)
+                counts = run.decode(name, streams, **same)
                 if counts:
                     run.add(f"experts missed: {name}, {streams} streams", "count", counts["missed"])
         run.write()
@@ -162,11 +171,11 @@ def pool(run: Run) -> None:
 
 def pool_specs(run: Run) -> list[Spec]:
     """Return the engines of `pool`."""
-    every = {"pool": run.experts.gib(run.experts.rows), "host_store": "pinned"}
+    pinned = {"host_store": "pinned", "report_seconds": 0}
     return [
         run.spec("w2", {}),
-        run.spec("pool of all", {**every, "report_seconds": 0}),
-        run.spec("all in packs", {"packs": run.packs, "report_seconds": 0}),
+        run.spec("pool of all", {"pool": run.experts.gib(run.experts.rows), **pinned}),
+        run.spec("pool of 95 %", {"pool": run.experts.gib(0.95 * run.experts.rows), **pinned}),
     ]
 
 
