@@ -42,7 +42,7 @@ def build(spec: Spec) -> Any:
     }
     if torch.cuda.is_available():
         arguments["gpu_memory_utilization"] = 0.12
-        arguments["kv_cache_memory_bytes"] = 1 << 30
+        arguments["kv_cache_memory_bytes"] = 1 << 29
         arguments["enable_flashinfer_autotune"] = False  # it tunes nothing that runs here
         arguments["compilation_config"] = {
             "cudagraph_capture_sizes": [1, 2, 4, 8],

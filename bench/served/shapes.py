@@ -110,6 +110,11 @@ _TINY = {
 SHAPES = {
     "glm": GLM,
     "kimi": KIMI,
+    "glm-short": msgspec.structs.replace(GLM, layers=4),
+    "kimi-short": msgspec.structs.replace(KIMI, layers=3),
+    # Enough layers that the GPU, not the scheduler, sets the pace.
+    "glm-deep": msgspec.structs.replace(GLM, layers=17, vocabulary=32768),
+    "kimi-deep": msgspec.structs.replace(KIMI, layers=13, vocabulary=32768),
     "glm-tiny": msgspec.structs.replace(
         GLM, **_TINY, indexer=Indexer(heads=4, head_dim=64, top_k=32)
     ),
