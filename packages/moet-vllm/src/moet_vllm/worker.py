@@ -34,6 +34,7 @@ from moet_vllm.report import report_no_layers
 from moet_vllm.residency import op
 from moet_vllm.residency.build import Rank, ResidencyBuild, building
 from moet_vllm.residency.heat import load_hot_keys, save_hot_keys
+from moet_vllm.residency.pinning import pin
 from moet_vllm.residency.resident import ResidentExperts
 from moet_vllm.residency.sampled import SampledRows
 from moet_vllm.residency.telemetry import Telemetry
@@ -398,7 +399,7 @@ def _rank(vllm_config: VllmConfig, device: torch.device) -> Rank:
         device=torch.device(device),
         checkpoint=_checkpoint(vllm_config),
         agree=_largest_of(group.cpu_group) if group.world_size > 1 else None,
-        pin=_pin if torch.device(device).type == "cuda" else None,
+        pin=pin if torch.device(device).type == "cuda" else None,
         padded=_padded_rows(vllm_config, torch.device(device)),
     )
 
@@ -418,16 +419,6 @@ def _largest_of(group: Any) -> Callable[[int], int]:
         return int(number)
 
     return agree
-
-
-def _pin(region: memoryview) -> None:
-    memory = torch.frombuffer(region, dtype=torch.uint8)
-    result = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
-    if int(result) != 0:
-        raise ConfigError(
-            f"{memory.nbytes:,} bytes of host memory could not be pinned (CUDA error "
-            f"{int(result)}). Lower arena, or raise the limit on locked memory (ulimit -l)."
-        )
 
 
 def _checkpoint(vllm_config: VllmConfig) -> Path | None:

@@ -135,9 +135,11 @@ class SmallModel:
         )
 
 
-def random_rows(layers: int, layout: RowLayout, random: torch.Generator) -> Tensor:
+def random_rows(
+    layers: int, layout: RowLayout, random: torch.Generator, experts: int = EXPERTS
+) -> Tensor:
     """Return rows of random codes and moderate scales, uint8 [layers, experts, row_bytes]."""
-    shape = (layers, EXPERTS, layout.row_bytes)
+    shape = (layers, experts, layout.row_bytes)
     rows = torch.randint(0, 256, shape, generator=random, dtype=torch.uint8)
     for section in (layout.scales13, layout.scales2):
         place = rows[:, :, section.slice]

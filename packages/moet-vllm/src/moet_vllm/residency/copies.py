@@ -78,8 +78,7 @@ class Copies:
 
     def wait(self) -> None:
         """Let the host wait until all copies are done."""
-        if self._stream is not None:
-            self._stream.synchronize()
+        self.mark().wait()
         self._marks.clear()
         self._done = self.started
 
