@@ -190,7 +190,8 @@ def test_promotions_are_never_waited_for(model, open_store):
     store = open_store("pack", PoolEngine(4, preadv))
     serving = Serving(model, ALL // 2, store)
     resident = serving.resident
-    resident.preload([(layer, e) for layer, r in zip(LAYERS, routings(model, x)) for e in r])
+    found = routings(model, x)
+    resident.preload([(layer, e) for layer, r in zip(LAYERS, found, strict=True) for e in r])
     promote = resident.base.promote
 
     def promote_from_a_store_that_hangs():
