@@ -98,8 +98,8 @@ def worker_of(llm: Any) -> Any:
 
 
 @contextmanager
-def engine(moet: dict[str, Any]) -> Iterator[tuple[Any, Recorder]]:
-    """Start an engine for TinyMoE."""
+def engine(moet: dict[str, Any], model: str | None = None) -> Iterator[tuple[Any, Recorder]]:
+    """Start an engine for TinyMoE, or for a model with its values."""
     from vllm import LLM
 
     from moet_vllm import tinymoe
@@ -111,7 +111,7 @@ def engine(moet: dict[str, Any]) -> Iterator[tuple[Any, Recorder]]:
             "scheduler_cls": "moet_vllm.scheduler.make_scheduler",
         }
     llm = LLM(
-        str(tinymoe.CHECKPOINT),
+        model or str(tinymoe.CHECKPOINT),
         dtype="bfloat16",
         enforce_eager=True,
         max_model_len=2560,

@@ -1,100 +1,84 @@
-"""Asks TinyMoE's questions of servers with and without a gate, one request at a time.
+"""Asks TinyMoE's questions with and without a gate, one at a time, and compares the replies.
 
-    PYTHONPATH=bench python bench/gate/skills.py bench/results/gate-skills.json [--questions 4]
+    PYTHONPATH=bench python bench/gate/skills.py bench/results/gate-skills.json [--questions 3]
 
 `moet bench quality` asks eight questions at a time and scores texts as prompts: one of eight rows
 is uncertain more often than one alone, and a step that holds tokens of a prompt is not gated. Here
-every decoded token is a step of its own. Each configuration is a server of its own, whose pools
-start cold.
+every decoded token is a step of its own. The reference is vLLM's own experts on a bf16 copy with
+the checkpoint's values. Every other configuration starts with cold pools.
 """
 
 import argparse
+import json
 import math
-import os
 import random
 import statistics
 import sys
+import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from moet_cli.bench import run_result
-from moet_cli.checks import run_checks
-from moet_cli.launch import running
-from moet_cli.metrics import fetch_page
-from moet_cli.output import Output
-from moet_cli.plan import resolve
-from moet_cli.quality import native_folder, serving_settings
-from moet_cli.quality_client import Collected, collect
-from moet_core.quality import loops
-from moet_core.results import Measurement, measurement, write_result
-from moet_vllm.tinymoe import Case, HeldOut, held_out
+from gate.curves import GATE_SHARE, SHARES, engine, share, worker_of
 
-# The matrices are small: two threads mostly wait for each other.
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-ASKED = {"arithmetic": 60, "needle": 20, "tool_calls": 120, "chat": 60}
-FINE_ROW, BASE_EXPERTS = 16384, 512
-SHARES = (0.1, 0.25, 0.5)
-GATE_SHARE = 0.25
-TAUS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+ASKED = {"arithmetic": 20, "needle": 6, "tool_calls": 45, "chat": 30}
+TAUS = (0.6, 0.8, 0.9, 0.95, 0.99, 1.0)
+MAX_TOKENS = 96
 DEVIATIONS = 1.96
 """Standard deviations of an interval of 95 %."""
 
-COUNTED = ("moet_steps", "moet_passes", "moet_gate_checked_steps", "moet_gate_fires")
-COUNTED += ("moet_gate_promoted_experts", "moet_fine_promoted_experts")
 
-
-def configurations() -> dict[str, list[str]]:
-    """Return the settings of each configuration, by name; the reference is the first."""
-    gate = [f"fine={share(GATE_SHARE)}", "gate=max_prob"]
-    found = {"native": ["experts=native", f"model={native_folder('tinymoe')}"], "W2": []}
-    found["W2, prompts fine"] = [*gate, "tau=0"]
+def configurations(packs: Path) -> dict[str, dict[str, Any]]:
+    """Return the plugin's settings of each configuration, by name."""
+    base = {"packs": str(packs), "report_seconds": 0}
+    gate = base | {"fine": share(GATE_SHARE), "gate": "max_prob"}
+    found = {"W2": base, "W2, prompts fine": gate | {"tau": 0.0}}
     for part in SHARES:
-        found[f"fine tier of {part:.0%} by use"] = [f"fine={share(part)}"]
+        found[f"fine tier of {part:.0%} by use"] = base | {"fine": share(part)}
     for tau in TAUS:
-        found[f"gate {tau}"] = [*gate, f"tau={tau}"]
+        found[f"gate {tau}"] = gate | {"tau": tau}
     return found
 
 
-def share(part: float) -> float:
-    """Return the GiB of a fine tier for a share of the experts."""
-    return part * BASE_EXPERTS * FINE_ROW / 2**30
-
-
-def questions(most: int | None) -> HeldOut:
+def questions(most: int | None) -> list[Any]:
     """Return `ASKED` of each skill, or at most `most`, evenly spread over all of them.
 
-    They come in random order: a conversation warms the fine tier for what is like it.
+    They come in random order: what is alike would warm the fine tier for each other.
     """
-    chosen: list[Case] = []
+    from moet_vllm.tinymoe import held_out
+
+    chosen = []
     for skill, count in ASKED.items():
         cases = [case for case in held_out().cases if case.skill == skill]
         wanted = count if most is None else min(count, most)
         chosen += [cases[number * len(cases) // wanted] for number in range(wanted)]
     random.Random(0).shuffle(chosen)  # noqa: S311 (hides nothing)
-    return HeldOut(cases=chosen, texts=[])
+    return chosen
 
 
-def ask(settings: Sequence[str], asked: HeldOut) -> tuple[Collected, dict[str, float]]:
-    """Serve one configuration and ask everything; return the replies and the server's counters."""
-    output = Output()
-    plan = resolve("demo", serving_settings([*settings, "max_num_seqs=1"]))
-    run_checks(plan)
-    with running(plan, output) as server:
-        url = server.launch.url
-        names = [f"{name}_total" for name in COUNTED]
-        before = counters(url, names)
-        found = server.watch(lambda: collect(url, asked, output.say, streams=1))
-        after = counters(url, names)
-    return found, {name.removesuffix("_total"): after[name] - before[name] for name in after}
+def ask(llm: Any, recorder: Any, asked: Sequence[Any]) -> list[Any]:
+    """Ask one question after the other; return the replies, read as a server would."""
+    from vllm import SamplingParams
 
+    from moet_cli.quality_client import Answered, is_right
+    from moet_vllm.parsers import Thinking, parse
 
-def counters(url: str, names: Sequence[str]) -> dict[str, float]:
-    """Read those of the counters that a server has."""
-    page = fetch_page(url, [*names, "vllm:num_requests_running"])
-    return {name: sum(page.values[name].values()) for name in names if name in page.values}
+    greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, skip_special_tokens=False)
+    found = []
+    for case in asked:
+        recorder.logits.clear()
+        (request,) = llm.chat(case.messages, greedy, tools=case.tools, use_tqdm=False)
+        (output,) = request.outputs
+        text = output.text
+        calls: list[tuple[str, str]] = []
+        if case.tools:
+            message = parse(text, "glm47", case.tools, thinking=Thinking.OFF)
+            calls = [(call.name, call.arguments) for call in message.calls]
+            text = json.dumps(calls) if calls else message.content
+        right = is_right(case, text, calls)
+        found.append(Answered(case.skill, right, text, len(output.token_ids)))
+    return found
 
 
 def interval(right: Sequence[bool]) -> tuple[float, float]:
@@ -106,77 +90,85 @@ def interval(right: Sequence[bool]) -> tuple[float, float]:
     return middle - half, middle + half
 
 
-def figures(name: str, found: Collected, native: Collected) -> list[Measurement]:
-    """Return what a configuration's replies say, against those of the reference."""
-    measured = []
+def figures(name: str, found: Sequence[Any], native: Sequence[Any]) -> dict[str, tuple[str, float]]:
+    """Return what replies say, against those of the reference: unit and value by figure."""
+    from moet_core.quality import loops
+
     skills: dict[str, list[bool]] = {}
-    for answer in found.answers:
+    for answer in found:
         skills.setdefault(answer.skill, []).append(answer.right)
-    skills["all"] = [answer.right for answer in found.answers]
+    skills["all"] = [answer.right for answer in found]
+    measured = {}
     for skill, right in skills.items():
-        measured.append(
-            measurement(f"right answers: {name}, {skill}", "fraction", [statistics.mean(right)])
-        )
+        measured[f"right answers: {name}, {skill}"] = "fraction", statistics.mean(right)
         for end, value in zip(("from", "to"), interval(right), strict=True):
-            column = f"95 % intervals: {name}, {skill} {end}"
-            measured.append(measurement(column, "fraction", [value]))
-    tokens = [answer.tokens for answer in found.answers]
-    inflation = sum(tokens) / sum(answer.tokens for answer in native.answers)
-    looping = statistics.mean(loops(answer.text) for answer in found.answers)
-    same = statistics.mean(
-        a.text == b.text for a, b in zip(found.answers, native.answers, strict=True)
-    )
-    return [
-        *measured,
-        measurement(f"replies: {name}, tokens against native", "share", [inflation]),
-        measurement(f"replies: {name}, word for word native's", "share", [same]),
-        measurement(f"replies: {name}, looping", "share", [looping]),
-    ]
+            measured[f"95 % intervals: {name}, {skill} {end}"] = "fraction", value
+    inflation = sum(a.tokens for a in found) / sum(a.tokens for a in native)
+    same = statistics.mean(a.text == b.text for a, b in zip(found, native, strict=True))
+    looping = statistics.mean(loops(answer.text) for answer in found)
+    measured[f"replies: {name}, tokens over native's"] = "share", inflation
+    measured[f"replies: {name}, same as native's"] = "share", same
+    measured[f"replies: {name}, looping"] = "share", looping
+    return measured
 
 
-def work(name: str, counts: dict[str, float]) -> list[Measurement]:
-    """Return what a configuration did for its replies; nothing without a fine tier."""
-    if not counts:
-        return []
-    steps = counts["moet_steps"]
-    moved = counts.get("moet_gate_promoted_experts", 0) + counts["moet_fine_promoted_experts"]
-    found = {"passes a step": counts["moet_passes"] / steps, "fine experts a step": moved / steps}
-    if "moet_gate_fires" in counts:
-        checked = counts["moet_gate_checked_steps"]
-        found["steps that fired"] = counts["moet_gate_fires"] / checked
-    return [measurement(f"work: {name}, {what}", "mean", [value]) for what, value in found.items()]
+def work(name: str, resident: Any) -> dict[str, tuple[str, float]]:
+    """Return what a configuration did for its replies; prompts count as steps."""
+    steps = resident.counts.steps
+    found = {"passes": resident.counts.passes / steps}
+    if resident.fine is not None:
+        found["fine experts promoted"] = resident.fine.tier.promoted / steps
+        gate = resident.fine.gate
+        if gate is not None:
+            found["fine experts promoted"] = gate.counts.promoted / steps
+            found["fires"] = gate.counts.fires / gate.counts.checked
+            if gate.counts.fires:
+                found["fires that changed the token"] = gate.counts.flipped / gate.counts.fires
+    return {f"work a step: {name}, {what}": ("mean", value) for what, value in found.items()}
 
 
 def main() -> None:
-    """Ask all configurations; the file is written anew after each."""
+    """Ask in all configurations; the file is written anew after each."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--questions", type=int, help="at most so many of each skill")
-    parser.add_argument("--only", type=lambda text: text.split(";"), help="names, native first")
     args = parser.parse_args()
+    from moet_cli.bench import run_result
+    from moet_cli.quality import native_folder
+    from moet_core.results import measurement, write_result
+
     began = datetime.now(UTC)
     asked = questions(args.questions)
-    by_skill = ", ".join(
-        f"{sum(case.skill == skill for case in asked.cases)} {skill}" for skill in ASKED
-    )
+    by_skill = ", ".join(f"{sum(case.skill == skill for case in asked)} {skill}" for skill in ASKED)
     notes = (
-        f"questions: {by_skill}; greedy, one at a time; pools cold at the start of each server",
+        f"questions: {by_skill}; greedy, one at a time, at most {MAX_TOKENS} tokens",
         f"gate: fine tier of {GATE_SHARE:.0%} of the experts, no budget, at most 3 finer passes",
-        "right answers: the whole reply is right; intervals after Wilson",
+        "right: the whole reply is; intervals after Wilson",
     )
-    measured: list[Measurement] = []
-    native: Collected | None = None
-    for name, settings in configurations().items():
-        if args.only and name not in args.only:
-            continue
-        print(name, file=sys.stderr, flush=True)
-        started = datetime.now(UTC)
-        found, counts = ask(settings, asked)
-        native = native or found
-        measured += [*figures(name, found, native), *work(name, counts)]
-        seconds = (datetime.now(UTC) - started).total_seconds()
-        print(f"{name}: {seconds:.0f} s {counts}", file=sys.stderr, flush=True)
-        write_result(args.out, run_result("gate-skills", began, measured, notes=notes), force=True)
+    measured: dict[str, tuple[str, float]] = {}
+
+    def note(found: dict[str, tuple[str, float]]) -> None:
+        measured.update(found)
+        every = [measurement(name, unit, [value]) for name, (unit, value) in measured.items()]
+        write_result(args.out, run_result("gate-skills", began, every, notes=notes), force=True)
+
+    with engine({"experts": "native"}, native_folder("tinymoe")) as (llm, recorder):
+        native = ask(llm, recorder, asked)
+    note(figures("native", native, native))
+    with tempfile.TemporaryDirectory() as folder:
+        packs = Path(folder) / "packs"
+        first = {"packs": str(packs), "report_seconds": 0, "fine": share(GATE_SHARE)}
+        with engine(first) as (llm, recorder):
+            for name, settings in configurations(packs).items():
+                started = datetime.now(UTC)
+                llm.collective_rpc("reopen_pool", args=(settings,))
+                found = ask(llm, recorder, asked)
+                resident = worker_of(llm).resident
+                resident.check_integrity()
+                note(figures(name, found, native) | work(name, resident))
+                seconds = (datetime.now(UTC) - started).total_seconds()
+                right = statistics.mean(answer.right for answer in found)
+                print(f"{name}: {right:.3f} right, {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

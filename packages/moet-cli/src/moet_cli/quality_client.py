@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +13,7 @@ from moet_cli.probe import model_name
 from moet_core.errors import MoetError
 from moet_vllm.tinymoe import Case, HeldOut, Text
 
-__all__ = ["CANDIDATES", "CONCURRENCY", "Answered", "Collected", "Scored", "collect"]
+__all__ = ["CANDIDATES", "CONCURRENCY", "Answered", "Collected", "Scored", "collect", "is_right"]
 
 CANDIDATES = 40  # most likely tokens that are asked for at each position of a text
 CONCURRENCY = 8
@@ -56,16 +56,8 @@ class Collected(msgspec.Struct, frozen=True):
     texts: list[Scored]
 
 
-def collect(
-    url: str, questions: HeldOut, say: Callable[[str], None], streams: int = CONCURRENCY
-) -> Collected:
+def collect(url: str, questions: HeldOut, say: Callable[[str], None]) -> Collected:
     """Ask a running server all questions.
-
-    Args:
-        url: address of the server.
-        questions: what to ask.
-        say: told what is asked next.
-        streams: requests at a time.
 
     Raises:
         MoetError: a request failed.
@@ -78,7 +70,7 @@ def collect(
         http_client=openai.DefaultHttpxClient(trust_env=False),
     ) as client:
         model = model_name(url, REQUEST_SECONDS)
-        with ThreadPoolExecutor(streams) as pool:
+        with ThreadPoolExecutor(CONCURRENCY) as pool:
             try:
                 say(f"{len(questions.texts)} texts")
                 texts = list(pool.map(lambda text: _score(client, model, text), questions.texts))
@@ -103,13 +95,23 @@ def _ask(client: openai.OpenAI, model: str, case: Case) -> Answered:
     message = reply.choices[0].message
     calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
     text = message.content or ""
-    if case.call is not None:
-        right = len(calls) == 1 and _is_call(calls[0], case.call)
-        text = json.dumps(calls) if calls else text
-    else:
-        right = not calls and text.strip() == case.answer
+    right = is_right(case, text, calls)
+    text = json.dumps(calls) if calls and case.call is not None else text
     tokens = reply.usage.completion_tokens if reply.usage else 0
     return Answered(case.skill, right, text, tokens)
+
+
+def is_right(case: Case, text: str, calls: Sequence[tuple[str, str]]) -> bool:
+    """Tell whether a reply is the wanted one, whole: its text, or its one call.
+
+    Args:
+        case: the question.
+        text: the reply's text outside of calls.
+        calls: names and arguments, these as JSON.
+    """
+    if case.call is not None:
+        return len(calls) == 1 and _is_call(calls[0], case.call)
+    return not calls and text.strip() == case.answer
 
 
 def _is_call(found: tuple[str, str], wanted: dict[str, Any]) -> bool:
