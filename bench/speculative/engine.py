@@ -78,6 +78,7 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
         accepted: of these, how many were right at each position.
         choices: for each text, the model's choice for every following token.
         drafts: for each text, the drafter's for the token after that.
+        counts: what pool and gate counted, by name; empty without a pool.
     """
 
     answers: list[Answer]
@@ -87,6 +88,7 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
     accepted: list[int]
     choices: list[list[int]]
     drafts: list[list[int]]
+    counts: dict[str, float] = {}
 
 
 def run(job: Job) -> Answers:
@@ -103,7 +105,7 @@ def _make(job: Job) -> Any:
     from vllm import LLM
 
     settings: dict[str, Any] = {}
-    if "pool" in job.moet:
+    if {"pool", "fine"} & set(job.moet):
         settings["scheduler_cls"] = SCHEDULER
     if job.drafts:
         settings["speculative_config"] = {"method": "mtp", "num_speculative_tokens": job.drafts}
@@ -167,12 +169,28 @@ def _keep_choices(model: Any, kept: list[list[int]]) -> None:
     model.forward = keeping
 
 
+def _worker(llm: Any) -> Any:
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+
+
+def _counts(worker: Any) -> dict[str, float]:
+    """Return what a worker's pool and gate counted so far."""
+    resident = worker.resident
+    if resident is None:
+        return {}
+    found = dict(msgspec.to_builtins(resident.counts))
+    if resident.fine is not None and resident.fine.gate is not None:
+        gate = msgspec.to_builtins(resident.fine.gate.counts)
+        found |= {name: gate[name] for name in ("checked", "fires")}
+    return found
+
+
 def _read(llm: Any, job: Job) -> tuple[list[list[int]], list[list[int]]]:
     from vllm import SamplingParams
 
     if not job.texts:
         return [], []
-    worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+    worker = _worker(llm)
     _watch(worker)
     choices, drafts = [], []
     for text in job.texts:
@@ -212,6 +230,7 @@ def _main() -> None:
         else [],
         choices=choices,
         drafts=drafts,
+        counts=_counts(_worker(llm)),
     )
     Path(sys.argv[2]).write_bytes(msgspec.json.encode(found))
 

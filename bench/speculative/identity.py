@@ -2,10 +2,11 @@
 
     PYTHONPATH=bench python -m speculative.identity --result FILE
 
-Eight prompts of 3 to 128 tokens get 64 tokens each; then, prefix caching being on, each prompt is
-asked again with three quarters of its answer behind it. Without drafts, and with one, two and
-three; all experts in place, and over pools; prompts whole, and in pieces of 48 tokens. Native is
-vLLM's own experts on a bf16 copy with the checkpoint's values.
+Eight prompts of 3 to 128 tokens get 64 tokens each (32 with a gate); then, prefix caching being on,
+each prompt is asked again with three quarters of its answer behind it. Without drafts, and with
+one, two and three; all experts in place, over pools, and with a fine tier and a gate at both of its
+ends; prompts whole, and in pieces of 48 tokens. Native is vLLM's own experts on a bf16 copy with
+the checkpoint's values.
 """
 
 import argparse
@@ -28,13 +29,44 @@ LENGTHS = (3, 9, 17, 33, 40, 64, 100, 128)
 WHOLE, PIECES = 2304, 48
 DRAFTS = (1, 2, 3)
 ROW = 8192 / 2**30  # GiB of an expert of TinyMoE
-LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
-    "native": ({"experts": "native"}, WHOLE),
-    "all resident": ({}, WHOLE),
-    "all resident, in pieces": ({}, PIECES),
-    "half in the pool": ({"pool": 256 * ROW, "report_seconds": 0}, WHOLE),
-    "half in the pool, in pieces": ({"pool": 256 * ROW, "report_seconds": 0}, PIECES),
-    "an eighth in the pool": ({"pool": 64 * ROW, "report_seconds": 0}, WHOLE),
+FINE_ROW = 16384 / 2**30  # GiB of one at FP4
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """How TinyMoE is served, and whether drafts may change nothing.
+
+    Attributes:
+        moet: the plugin's settings.
+        budget: most tokens in one step.
+        streams: requests at a time.
+        tokens: length of an answer.
+        exact: drafts may change no token. Between the ends of a gate they may: which rows share a
+            step decides whether it fires, and drafts are such rows.
+    """
+
+    moet: dict[str, Any]
+    budget: int = WHOLE
+    streams: int = 8
+    tokens: int = 64
+    exact: bool = True
+
+
+HALF = {"pool": 256 * ROW, "report_seconds": 0}
+# Two requests: their steps are few enough rows to be repaired, but for those of k=3.
+GATE = {**HALF, "pool": 384 * ROW, "fine": 128 * FINE_ROW, "gate": "max_prob", "gate_passes": 0}
+ALWAYS, NEVER = {**GATE, "tau": 1.0}, {**GATE, "tau": 0.0, "prompts": "base"}
+LAYOUTS = {
+    "native": Layout({"experts": "native"}),
+    "all resident": Layout({}),
+    "all resident, in pieces": Layout({}, PIECES),
+    "half in the pool": Layout(HALF),
+    "half in the pool, in pieces": Layout(HALF, PIECES),
+    "an eighth in the pool": Layout({**HALF, "pool": 64 * ROW}),
+    "gate, tau 1": Layout(ALWAYS, streams=2, tokens=32),
+    "gate, tau 1, in pieces": Layout(ALWAYS, PIECES, tokens=32),
+    "gate, tau 0": Layout(NEVER, streams=2, tokens=32),
+    "gate, tau 0, in pieces": Layout(NEVER, PIECES, tokens=32),
+    "gate, tau 0.6": Layout({**GATE, "tau": 0.6}, streams=2, tokens=32, exact=False),
 }
 
 
@@ -96,19 +128,31 @@ def compare(name: str, wanted: Answers, got: Answers) -> tuple[list[Measurement]
     return measured, [found for found in parted if found is not None]
 
 
+def shares(counts: dict[str, float]) -> dict[str, float]:
+    """Return which share of an engine's steps were repaired and streamed, and fired the gate."""
+    return {
+        "repaired": counts["repaired"] / counts["steps"],
+        "streamed": counts["streamed"] / counts["steps"],
+        "fired": counts["fires"] / counts["steps"],
+    }
+
+
 def measure(layout: str, native: Path) -> tuple[list[Measurement], list[str]]:
     """Serve one layout with all numbers of drafts; return figures, and what differs in words."""
-    moet, budget = LAYOUTS[layout]
-    model = native if moet.get("experts") == "native" else tinymoe.CHECKPOINT
+    chosen = LAYOUTS[layout]
+    is_native = chosen.moet.get("experts") == "native"
+    model = native if is_native else tinymoe.CHECKPOINT
     found = {
         drafts: run(
             Job(
                 model=str(model),
-                moet=moet,
+                moet=chosen.moet,
                 drafts=drafts,
-                budget=budget,
+                budget=chosen.budget,
                 prompts=prompts(),
                 turns=2,
+                streams=chosen.streams,
+                tokens=chosen.tokens,
             )
         )
         for drafts in (0, *DRAFTS)
@@ -125,7 +169,15 @@ def measure(layout: str, native: Path) -> tuple[list[Measurement], list[str]]:
             f"token led by {each.nats:.4f} nat"
             for each in differences
         ]
+        if not chosen.exact:
+            parted.clear()
         print(name, *(f"{each.name.split(':')[0]} {each.median:g};" for each in figures))
+    if "gate" in chosen.moet:
+        measured += [
+            measurement(f"{figure}: {layout}, k={drafts}", "of the steps", [value])
+            for drafts, answers in found.items()
+            for figure, value in shares(answers.counts).items()
+        ]
     return measured, parted
 
 
@@ -152,7 +204,8 @@ def main() -> None:
             measured,
             notes=(
                 "TinyMoE, experts=w2 unless native, bfloat16, greedy, prefix caching, one thread; "
-                "8 prompts, then the same with three quarters of their answers of 64 tokens behind",
+                "8 prompts, then the same with three quarters of their answers behind",
+                "gate: max_prob, fine tier of 25 %, no budget, as many passes as it takes",
                 *(parted or ["no answer differs"]),
             ),
         ),
