@@ -7,7 +7,6 @@ What the serving path measures (`moet bench quality`) is not repeated here.
 
 import argparse
 import json
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -17,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from moet_cli.machine import describe_machine, find_commit, installed_versions
-from moet_core.results import Command, Measurement, Result, measurement, write_result
+from moet_cli.bench import run_result
+from moet_core.results import Measurement, measurement, write_result
 from moet_vllm.native import write_bf16_copy
 from tinymoe.chat import render
 from tinymoe.data import Streams, generator
@@ -114,15 +113,10 @@ def main() -> None:
     unused = (total == 0).sum(1).tolist()
     measured.append(measurement("experts that no text used", "experts, by layer", unused))
     measured.append(measurement("bits per byte of a 5-gram model, python", "bits", [args.ngram]))
-    result = Result(
-        kind="tinymoe",
-        started=started,
-        finished=datetime.now(UTC),
-        commit=find_commit(),
-        versions=installed_versions(),
-        machine=describe_machine(),
-        command=Command(argv=tuple(sys.argv)),
-        measurements=tuple(measured),
+    result = run_result(
+        "tinymoe",
+        started,
+        measured,
         notes=(
             "plain torch on the checkpoint's own values; layers in order, the MTP layer last",
             "a draft counts as accepted if it is the model's own first choice (greedy), the text "

@@ -11,7 +11,6 @@ import argparse
 import itertools
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,10 +21,10 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from moet_cli.machine import describe_machine, find_commit, installed_versions
+from moet_cli.bench import run_result
 from moet_core.floats import E2M1_VALUES, e8m0_to_float64, join_nibbles
 from moet_core.quantise import W2_LEVELS, fp4_mx_nibbles, w2_codes
-from moet_core.results import Command, Result, measurement, write_result
+from moet_core.results import measurement, write_result
 from moet_core.sources import Nvfp4Source
 from moet_vllm.native import write_bf16_copy
 
@@ -160,18 +159,7 @@ def main() -> None:
         f"asymmetric: {asymmetric.tolist()}, the best that is not symmetric",
         "a unit is the scale of a weight's block of 32; errors are against e2m1 on the same scales",
     )
-    result = Result(
-        kind="codebooks",
-        started=started,
-        finished=datetime.now(UTC),
-        commit=find_commit(),
-        versions=installed_versions(),
-        machine=describe_machine(),
-        command=Command(argv=tuple(sys.argv)),
-        measurements=tuple(measured),
-        notes=notes,
-    )
-    write_result(args.result, result, force=True)
+    write_result(args.result, run_result("codebooks", started, measured, notes=notes), force=True)
     for found in measured:
         print(found.name, np.mean(found.samples), np.mean(np.asarray(found.samples) < 0))
     print(*notes, sep="\n")

@@ -70,7 +70,7 @@ def test_measure_never_replaces_a_file_unasked(kernels, tmp_path):
     out.write_text("mine")
     done = kernels("measure", "--out", out)
     assert done.code == 1
-    assert "--force replaces it" in done.err
+    assert "--force to replace it" in done.err
     assert out.read_text() == "mine"
 
 

@@ -1,7 +1,7 @@
 """`moet bench`: measures a served recipe, or the codecs, into a result file."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -101,9 +101,21 @@ def run_result(
     recipe: str | None = None,
     suite: str | None = None,
     server: tuple[str, ...] | None = None,
+    versions: Mapping[str, str] | None = None,
     notes: tuple[str, ...] = (),
 ) -> Result:
-    """Put measurements together with when, where, of what and by which command they were made."""
+    """Put measurements together with when, where, of what and by which command they were made.
+
+    Args:
+        kind: what kind of benchmark this is.
+        started: when it began, UTC.
+        measurements: what was found.
+        recipe: what was served, if anything was.
+        suite: of measurements, where the kind has several.
+        server: command line of the server that was started.
+        versions: of what took part, where that is not what is installed.
+        notes: what a reader must know to read the figures rightly.
+    """
     return Result(
         kind=kind,
         recipe=recipe,
@@ -111,7 +123,7 @@ def run_result(
         started=started,
         finished=datetime.now(UTC),
         commit=find_commit(),
-        versions=installed_versions(),
+        versions=installed_versions() if versions is None else dict(versions),
         machine=describe_machine(),
         command=recorded_command(sys.argv, server),
         measurements=tuple(measurements),

@@ -1,15 +1,13 @@
 """`moet kernels learn | measure | bundle | record`: tables and result files of the toolchain."""
 
-import sys
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moet_cli.machine import describe_machine, find_commit
+from moet_cli.machine import find_commit
 from moet_cli.output import Output
-from moet_core.errors import ConfigError
-from moet_core.results import Result, recorded_command, write_result
+from moet_core.results import Result, write_result
 
 if TYPE_CHECKING:  # the toolchain is imported when it is used
     from moet_kernels.sass.study import Study
@@ -49,28 +47,24 @@ def run_measure(output: Output, splits: int, out: Path, force: bool) -> None:
     Raises:
         MoetError: a program of the CUDA toolkit is missing, or the file exists.
     """
+    from moet_cli.bench import Target, result_path, run_result
     from moet_kernels.sass.study import measurements_of
 
-    if out.exists() and not force:
-        raise ConfigError(f"The result file {out} exists already; --force replaces it.")
     started = datetime.now(UTC)
+    path = result_path(Target(out, force), "sass-corpus", started)
     studies = _studies(splits)
-    result = Result(
-        kind="sass-corpus",
-        started=started,
-        finished=datetime.now(UTC),
-        commit=find_commit(),
+    result = run_result(
+        "sass-corpus",
+        started,
+        [m for studied in studies for m in measurements_of(studied)],
         versions=studies[0].table.tools,
-        machine=describe_machine(),
-        command=recorded_command(("moet", *sys.argv[1:])),
-        measurements=tuple(m for studied in studies for m in measurements_of(studied)),
         notes=(
             "Halves are random halves of the kernels, in every variant each; asked are the "
             "distinct words of the second half that the first has not.",
             *(f"Refused on {s.arch}, form: words: {', '.join(s.refused)}." for s in studies),
         ),
     )
-    _write(output, out, result, force)
+    _write(output, path, result, force)
 
 
 def run_bundle(output: Output, folder: Path) -> None:

@@ -1,6 +1,5 @@
 """`moet pack verify` and `moet bench store`: packs of experts, and the drive they lie on."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -14,10 +13,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from moet_cli.machine import describe_machine, find_commit, installed_versions
+from moet_cli.machine import installed_versions
 from moet_cli.output import Output, make_table
-from moet_core.errors import ConfigError
-from moet_core.results import Result, recorded_command, write_result
+from moet_core.results import write_result
 
 if TYPE_CHECKING:
     from moet_store.verify import Report
@@ -131,16 +129,12 @@ def run_bench(
     Raises:
         MoetError: the result file exists and may not be replaced, or the store failed.
     """
+    from moet_cli.bench import Target, result_path, run_result
     from moet_store.bench import Settings, bench_store
     from moet_store.fio import fio_version
 
     started = datetime.now(UTC)
-    path = out or Path(f"moet-bench-store-{started:%Y%m%dT%H%M%SZ}.json")
-    if path.exists() and not force:
-        raise ConfigError(
-            f"The result file {path} exists already; name another file, or pass --force to "
-            "replace it."
-        )
+    path = result_path(Target(out, force), "store", started)
     fio = fio_version()
     if fio is None:
         output.say(
@@ -157,15 +151,11 @@ def run_bench(
         )
         with _bar(f"rows of {mib:g} MiB", "") as advance:
             found.append(bench_store(folder, settings, partial(_advance, advance)))
-    result = Result(
-        kind="store",
-        started=started,
-        finished=datetime.now(UTC),
-        commit=find_commit(),
+    result = run_result(
+        "store",
+        started,
+        [m for comparison in found for m in comparison.measurements],
         versions=installed_versions() | _versions(fio),
-        machine=describe_machine(),
-        command=recorded_command(("moet", *sys.argv[1:])),
-        measurements=tuple(m for comparison in found for m in comparison.measurements),
         notes=tuple(
             f"{comparison.row_bytes / MIB:g} MiB rows: yardstick is {comparison.yardstick}; "
             f"reader: {comparison.engine}, "
