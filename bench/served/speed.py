@@ -84,12 +84,8 @@ class Run:
 
     def add(self, name: str, unit: str, *samples: float) -> None:
         """Add samples of one quantity."""
-        self._samples.setdefault((name, unit), []).extend(samples)
-
-    def median(self, name: str, unit: str) -> float | None:
-        """Return the median of what was added so far, None without any."""
-        samples = self._samples.get((name, unit))
-        return float(np.median(samples)) if samples else None
+        if samples:
+            self._samples.setdefault((name, unit), []).extend(samples)
 
     def decode(
         self, name: str, streams: int, tokens: int, seed: int, label: str = "", **how: Any
@@ -108,14 +104,19 @@ class Run:
 
     def write(self) -> None:
         """Write the result file with what there is."""
+        if not self._samples:
+            return
         found = [measurement(*key, samples) for key, samples in self._samples.items()]
-        for one in found:
-            print(f"{one.name}: {one.median:.4g} {one.unit} ({len(one.samples)})", flush=True)
-        if found:
-            kind = f"served-{self.args.part}"
-            notes = (f"model: {self.args.model}, {self.experts}", *self.notes)
-            result = run_result(kind, self._started, found, recipe=self.args.model, notes=notes)
-            write_result(self.args.out, result, force=True)
+        notes = (f"model: {self.args.model}, {self.experts}", *self.notes)
+        kind = f"served-{self.args.part}"
+        result = run_result(kind, self._started, found, recipe=self.args.model, notes=notes)
+        write_result(self.args.out, result, force=True)
+
+    def show(self) -> None:
+        """Print what was measured."""
+        for (name, unit), samples in self._samples.items():
+            low, high = min(samples), max(samples)
+            print(f"{name}: {np.median(samples):.4g} {unit} ({low:.4g} to {high:.4g})")
 
 
 def decode(run: Run) -> None:
@@ -257,15 +258,16 @@ def misses_specs(run: Run) -> list[Spec]:
 def gate(run: Run) -> None:
     """Measure a gate that never fires, and one that fires at a tenth and a third of the steps."""
     tokens = run.args.tokens
-    seen = run.ask("gate", "confidences", streams=1, prompt=64, tokens=4 * tokens, seed=99)
-    taus = {"never": 0.0}
-    if seen:
-        taus.update({f"at {q} %": float(np.quantile(seen, q / 100)) for q in (10, 30)})
+    taus = {1: {"never": 0.0}, 4: {"never": 0.0}}
+    for streams, found in taus.items():
+        seen = run.ask("gate", "confidences", streams=streams, prompt=64, tokens=300, seed=99)
+        if seen:
+            found.update({f"at {q} %": float(np.quantile(seen, q / 100)) for q in (10, 30)})
     for round_ in range(run.args.rounds):
-        for streams in (1, 4):
+        for streams, found in taus.items():
             run.decode("w2", streams, tokens, seed=round_)
             run.decode("pool of all", streams, tokens, seed=round_)
-            for label, tau in taus.items():
+            for label, tau in found.items():
                 run.ask("gate", "set_tau", tau=tau)
                 counts = run.decode("gate", streams, tokens, seed=round_, label=f"gate {label}")
                 if counts and counts["gate_checked"]:
@@ -324,8 +326,11 @@ def main() -> None:
             else:
                 run.engines[name] = engine
                 print(f"{name}: {engine.ready}", flush=True)
-        measure(run)
-    run.write()
+        try:
+            measure(run)
+        finally:
+            run.write()
+            run.show()
 
 
 if __name__ == "__main__":
