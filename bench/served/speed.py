@@ -1,8 +1,8 @@
 """Measures served models: 2 bits against 4, pools that hold all or a part, prompts, the gate.
 
-    PYTHONPATH=bench python -m served.speed decode --model glm --root FOLDER --out FILE
+    PYTHONPATH=bench python -m served.speed decode pool gate --model glm --root FOLDER --out FOLDER
 
-Parts, each with a result file of its own, written anew after every round:
+Parts, each with a result file PART-MODEL.json of its own, written anew after every round:
 
 decode  stock vLLM against 2-bit experts at 1, 4 and 8 streams, with the GPU time of each kernel.
 pool    a pool that holds every expert against the engine that needs none.
@@ -32,6 +32,8 @@ from served.settings import GIB, Experts, read_experts
 
 __all__ = ["Run", "main"]
 
+GRAPHS_ALONE = "CUDA graphs of decode steps, no torch.compile"
+
 
 class Run:
     """A run of one part: its engines, what was measured, and the time that is left.
@@ -40,10 +42,13 @@ class Run:
         experts: Of the model.
         engines: By name; only those that are of use.
         notes: For the result file.
+        out: The result file.
     """
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, part: str, args: argparse.Namespace) -> None:
+        self.part = part
         self.args = args
+        self.out = args.out / f"{part}-{args.model}.json"
         self.model = checkpoints.folder(args.root, args.model)
         self.experts: Experts = read_experts(self.model)
         self.packs = str(args.root / f"packs-speed-{args.model}")
@@ -108,9 +113,9 @@ class Run:
             return
         found = [measurement(*key, samples) for key, samples in self._samples.items()]
         notes = (f"model: {self.args.model}, {self.experts}", *self.notes)
-        kind = f"served-{self.args.part}"
+        kind = f"served-{self.part}"
         result = run_result(kind, self._started, found, recipe=self.args.model, notes=notes)
-        write_result(self.args.out, result, force=True)
+        write_result(self.out, result, force=True)
 
     def show(self) -> None:
         """Print what was measured."""
@@ -138,7 +143,7 @@ def decode(run: Run) -> None:
             run.add(f"GPU time of a step: {what}", "ms", total / 1000)
             run.add(f"GPU time of experts: {what}", "ms", experts / 1000)
             run.add(f"share of experts: {what}", "fraction", experts / total)
-    run.args.out.with_suffix(".kernels.json").write_text(json.dumps(profiles, indent=1))
+    run.out.with_suffix(".kernels.json").write_text(json.dumps(profiles, indent=1))
 
 
 def decode_specs(run: Run) -> list[Spec]:
@@ -299,12 +304,12 @@ PARTS = {
 
 
 def main() -> None:
-    """Run one part from the command line."""
+    """Run parts from the command line; engines that several of them need are started once."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("part", choices=list(PARTS))
+    parser.add_argument("parts", nargs="+", choices=list(PARTS))
     parser.add_argument("--model", required=True)
     parser.add_argument("--root", type=Path, required=True, help="where checkpoints are")
-    parser.add_argument("--out", type=Path, required=True, help="result file")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--only", default="", help="engines, separated by semicolons")
     parser.add_argument("--compiled", action="store_true", help="with torch.compile")
     parser.add_argument("--rounds", type=int, default=3)
@@ -313,24 +318,31 @@ def main() -> None:
     parser.add_argument("--start-seconds", type=float, default=240.0)
     parser.add_argument("--seconds", type=float, default=500.0, help="of the whole run")
     args = parser.parse_args()
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    run = Run(args)
-    make, measure = PARTS[args.part]
-    specs = [spec for spec in make(run) if not args.only or spec.name in args.only.split(";")]
-    run.notes.append("torch.compile and CUDA graphs" if args.compiled else "CUDA graphs alone")
-    with fleet(specs, args.out.parent / f"logs-{args.out.stem}", args.start_seconds) as engines:
+    args.out.mkdir(parents=True, exist_ok=True)
+    runs = [Run(part, args) for part in args.parts]
+    wanted: dict[str, list[Spec]] = {run.part: PARTS[run.part][0](run) for run in runs}
+    specs = {
+        spec.name: spec
+        for part in wanted.values()
+        for spec in part
+        if not args.only or spec.name in args.only.split(";")
+    }
+    logs = args.out / f"logs-{'-'.join(args.parts)}-{args.model}"
+    with fleet(list(specs.values()), logs, args.start_seconds) as engines:
         for name, engine in engines.items():
+            print(f"{name}: {engine.error or engine.ready}", flush=True)
             if engine.error:
-                print(f"===== {name}: {engine.error}\n{engine.tail()}", flush=True)
-                run.notes.append(f"{name} did not start")
-            else:
-                run.engines[name] = engine
-                print(f"{name}: {engine.ready}", flush=True)
-        try:
-            measure(run)
-        finally:
-            run.write()
-            run.show()
+                print(f"===== {name}\n{engine.tail()}", flush=True)
+        for run in runs:
+            run.notes.append("torch.compile and CUDA graphs" if args.compiled else GRAPHS_ALONE)
+            names = [spec.name for spec in wanted[run.part] if spec.name in engines]
+            run.engines = {name: engines[name] for name in names if not engines[name].error}
+            run.notes += [f"{name} did not start" for name in names if engines[name].error]
+            try:
+                PARTS[run.part][1](run)
+            finally:
+                run.write()
+                run.show()
 
 
 if __name__ == "__main__":

@@ -75,21 +75,26 @@ def decode(
     vocabulary = llm.model_config.get_vocab_size()
     temperature = 0.0 if greedy else 1.0
     sampling = SamplingParams(temperature=temperature, max_tokens=tokens, ignore_eos=True)
-    for number, ids in enumerate(random_prompts(vocabulary, streams, prompt, seed)):
-        name = f"{seed}-{number}-{time.monotonic_ns()}"
+    names = [f"{number}-{time.monotonic_ns()}" for number in range(streams)]
+    prompts = random_prompts(vocabulary, streams, prompt, seed)
+    for name, ids in zip(names, prompts, strict=True):
         engine.add_request(name, {"prompt_token_ids": ids}, sampling)
     produced: dict[str, int] = {}
     times: list[float] = []
     before: dict[str, float] = {}
-    while engine.has_unfinished_requests():
-        outputs = engine.step()
-        for output in outputs:
-            produced[output.request_id] = len(output.outputs[0].token_ids)
-        if outputs and len(produced) == streams and min(produced.values()) >= WARM:
-            if not times:
-                before = counts(llm)
-                begin()
-            times.append(time.perf_counter())
+    try:
+        while engine.has_unfinished_requests():
+            outputs = engine.step()
+            for output in outputs:
+                produced[output.request_id] = len(output.outputs[0].token_ids)
+            if outputs and len(produced) == streams and min(produced.values()) >= WARM:
+                if not times:
+                    before = counts(llm)
+                    begin()
+                times.append(time.perf_counter())
+    except BaseException:
+        engine.abort_request(names)  # the next task finds none of them
+        raise
     after = counts(llm)
     return {
         "ms": [1000 * (b - a) for a, b in itertools.pairwise(times)],
