@@ -55,7 +55,19 @@ def build(spec: Spec) -> Any:
         arguments["additional_config"] = {"moet": spec.moet}
         if any(key in spec.moet for key in ("pool", "packs", "fine")):
             arguments.update(WORKER)
+    if spec.without_experts:
+        _leave_experts_out()
     return LLM(spec.model, **arguments)
+
+
+def _leave_experts_out() -> None:
+    import torch
+    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+
+    def nothing(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return torch.zeros_like(x)
+
+    RoutedExperts.forward_modular = RoutedExperts.forward_monolithic = nothing
 
 
 def main() -> None:

@@ -51,6 +51,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
         engine: More arguments of vLLM's LLM.
         compiled: torch.compile as vLLM does it by default; otherwise CUDA graphs alone, which
             start faster.
+        without_experts: Leave the routed experts out, to see what the rest of a step takes.
         hashed: Keep the SHA-256 of every step's logits.
         environment: More environment variables.
         after: Name of an engine that must be ready before this one starts, such as the one that
@@ -62,6 +63,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     moet: dict[str, Any] | None = None
     engine: dict[str, Any] = {}
     compiled: bool = False
+    without_experts: bool = False
     hashed: bool = False
     environment: dict[str, str] = {}
     after: str = ""

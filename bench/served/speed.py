@@ -131,6 +131,9 @@ def decode(run: Run) -> None:
             for name in ("stock", "w2", "fp4"):
                 run.decode(name, streams, run.args.tokens, seed=round_)
         run.write()
+    for streams in (1, 4, 8):
+        _forward_times(run, streams)
+    run.write()
     profiles = {}
     for streams in (1, 4, 8):
         for name in ("stock", "w2", "fp4"):
@@ -140,10 +143,22 @@ def decode(run: Run) -> None:
             profiles[f"{name}, {streams} streams"] = profile["kernels"]
             total, experts = sum(profile["kernels"].values()), expert_time(profile["kernels"])
             what = f"{name}, {streams} streams"
-            run.add(f"GPU time of a step: {what}", "ms", total / 1000)
-            run.add(f"GPU time of experts: {what}", "ms", experts / 1000)
-            run.add(f"share of experts: {what}", "fraction", experts / total)
+            run.add(f"kernels of a step: {what}", "ms", total / 1000)
+            run.add(f"kernels of experts: {what}", "ms", experts / 1000)
     run.out.with_suffix(".kernels.json").write_text(json.dumps(profiles, indent=1))
+
+
+def _forward_times(run: Run, streams: int) -> None:
+    """Add the GPU's time of a forward pass, and the experts' share: what their absence saves."""
+    medians = {}
+    for name in ("without experts", "stock", "w2", "fp4"):
+        found = run.ask(name, "forward_times", streams=streams, prompt=64, tokens=80)
+        if found:
+            run.add(f"forward pass: {name}, {streams} streams", "ms", *found)
+            medians[name] = float(np.median(found))
+    rest = medians.pop("without experts", None)
+    for name, whole in medians.items() if rest is not None else ():
+        run.add(f"share of experts: {name}, {streams} streams", "fraction", 1 - rest / whole)
 
 
 def decode_specs(run: Run) -> list[Spec]:
@@ -152,6 +167,7 @@ def decode_specs(run: Run) -> list[Spec]:
         run.spec("stock", None),
         run.spec("w2", {}),
         run.spec("fp4", {"experts": "fp4"}),
+        run.spec("without experts", {}, without_experts=True),
     ]
 
 

@@ -189,6 +189,14 @@ def profile(llm: Any, streams: int, prompt: int, tokens: int) -> dict[str, Any]:
     return {"steps": steps, "kernels": ordered}
 
 
+def forward_times(llm: Any, streams: int, prompt: int, tokens: int) -> list[float]:
+    """Return the GPU's time of each forward pass of a decode run, in ms, from CUDA events."""
+    llm.collective_rpc(_time_forwards)
+    decode(llm, streams, prompt, tokens, begin=lambda: llm.collective_rpc(_forget_forwards))
+    found: list[float] = llm.collective_rpc(_take_forwards)[0]
+    return found
+
+
 def random_prompts(vocabulary: int, count: int, tokens: int, seed: int) -> list[list[int]]:
     """Return prompts of random token ids."""
     generator = np.random.default_rng([seed, count, tokens])
@@ -219,6 +227,37 @@ def take_hashes(worker: Any) -> list[str]:
     hashes: list[str] = getattr(worker, "hashes", [])
     worker.hashes = []
     return hashes
+
+
+def _time_forwards(worker: Any) -> None:
+    import torch
+
+    runner = worker.model_runner
+    forward = runner._model_forward
+    runner.passes = []
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        output = forward(*args, **kwargs)
+        ended.record()
+        runner.passes.append((began, ended))
+        return output
+
+    runner._model_forward, runner.untimed = timed, forward
+
+
+def _forget_forwards(worker: Any) -> None:
+    worker.model_runner.passes.clear()
+
+
+def _take_forwards(worker: Any) -> list[float]:
+    import torch
+
+    torch.cuda.synchronize()
+    runner = worker.model_runner
+    runner._model_forward = runner.untimed
+    return [began.elapsed_time(ended) for began, ended in runner.passes]
 
 
 def _resident(worker: Any) -> Any:
@@ -349,5 +388,6 @@ TASKS: dict[str, Callable[..., Any]] = {
     "confidences": confidences,
     "usage": usage,
     "profile": profile,
+    "forward_times": forward_times,
     "copy_bandwidth": copy_bandwidth,
 }
