@@ -20,7 +20,9 @@ def on(monkeypatch, capability, dtype=torch.bfloat16):
         ((7, 5), torch.bfloat16, "reference"),
         ((8, 0), torch.bfloat16, "portable"),
         ((9, 0), torch.bfloat16, "portable"),
-        ((12, 0), torch.bfloat16, "portable"),
+        ((12, 0), torch.bfloat16, "sm120"),
+        ((12, 1), torch.bfloat16, "portable"),
+        ((12, 0), torch.float32, "reference"),
         ((9, 0), torch.float32, "reference"),
     ],
 )
@@ -45,8 +47,14 @@ def test_a_backend_that_cannot_run_is_an_error(monkeypatch, capability, dtype, m
         arch.choose_backend(on(monkeypatch, capability, dtype), "portable")
 
 
+@pytest.mark.parametrize("capability", [None, (9, 0), (10, 0), (12, 1)])
+def test_sm120_is_refused_elsewhere(monkeypatch, capability):
+    with pytest.raises(ConfigError, match=r"The backend sm120 needs an NVIDIA GPU of sm_120, got"):
+        arch.choose_backend(on(monkeypatch, capability), "sm120")
+
+
 def test_an_unknown_backend_is_an_error_that_names_the_known_ones(monkeypatch):
-    with pytest.raises(ConfigError, match=r"one of reference, portable, got 'cuda'"):
+    with pytest.raises(ConfigError, match=r"one of reference, portable, sm120, got 'cuda'"):
         arch.choose_backend(on(monkeypatch, (9, 0)), "cuda")
 
 
@@ -54,8 +62,8 @@ def test_the_operation_asks_for_the_backend_it_is_given():
     pool = torch.zeros(1, 4096, dtype=torch.uint8)
     ids, slot_of = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int32)
     args = torch.zeros(1, 64), torch.ones(1, 1), ids, pool, slot_of
-    with pytest.raises(ConfigError, match="one of reference, portable, got 'sm120'"):
-        experts(*args, hidden=64, intermediate=32, backend="sm120")
+    with pytest.raises(ConfigError, match="one of reference, portable, sm120, got 'cuda'"):
+        experts(*args, hidden=64, intermediate=32, backend="cuda")
 
 
 def test_unknown_architectures_get_the_least_shared_memory():

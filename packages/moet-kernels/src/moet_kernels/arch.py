@@ -14,11 +14,12 @@ __all__ = [
     "has_async_matrix_units",
     "runs_on_gpu",
     "runs_portable",
+    "runs_sm120",
     "shared_memory_bytes",
     "usable_backends",
 ]
 
-BACKENDS = ("reference", "portable")
+BACKENDS = ("reference", "portable", "sm120")
 """Backends of `moet_kernels.experts`, the last one that runs being the default."""
 
 _PORTABLE_SINCE = (8, 0)
@@ -45,6 +46,11 @@ def runs_portable(device: torch.device) -> bool:
     """Whether the Triton kernels run on a device; on a CPU, only in Triton's interpreter."""
     interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
     return interpreted or runs_on_gpu(device)
+
+
+def runs_sm120(device: torch.device) -> bool:
+    """Whether a device has the instructions of the SM120 kernels, whose code is for it alone."""
+    return capability(device) == (12, 0)
 
 
 def has_async_matrix_units(number: int) -> bool:
@@ -91,9 +97,11 @@ def _refusal(backend: str, x: Tensor) -> str | None:
     """Say why a backend cannot compute for x, as the end of a sentence; None if it can."""
     if backend == "reference":
         return None
+    found = capability(x.device)
+    what = f"device {x.device}" if found is None else "sm_{}{}".format(*found)
+    if backend == "sm120" and not runs_sm120(x.device):
+        return f"needs an NVIDIA GPU of sm_120, got {what}"
     if not runs_portable(x.device):
-        found = capability(x.device)
-        what = f"device {x.device}" if found is None else "sm_{}{}".format(*found)
         return f"needs an NVIDIA GPU of sm_80 or newer, got {what}"
     if x.dtype != torch.bfloat16:
         return f"needs bfloat16 activations, got {x.dtype}"

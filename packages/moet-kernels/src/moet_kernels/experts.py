@@ -1,7 +1,8 @@
 """The expert operation: every token through its routed experts, straight from encoded rows.
 
 `torch.ops.moet.experts` is the registered form; `experts` calls it. The reference backend is
-plain torch on any device, and the oracle of every other one. The portable backend is Triton.
+plain torch on any device, and the oracle of every other one. The portable backend is Triton. The
+sm120 backend is hand-written for that architecture; what it has no kernel for is portable.
 """
 
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name the whole field uses)
 from torch import Tensor
 
+from moet_core.errors import ConfigError
 from moet_core.row import RowLayout, row_layout
 from moet_kernels.arch import choose_backend
 from moet_kernels.decode import decode_rows, tensor_scales
@@ -57,10 +59,12 @@ def experts(
         wanted: uint8 [E]; set to 1 for every expert routed to, absent or not.
         fine: A second tier, preferred for experts that have a slot in it; present experts of the
             pool serve the others.
-        backend: "reference" or "portable"; by default portable for bfloat16 on NVIDIA GPUs of
-            sm_80 and newer, else reference.
+        backend: "reference", "portable" or "sm120"; by default, for bfloat16, sm120 on sm_120 and
+            portable on other NVIDIA GPUs of sm_80 and newer, else reference. sm120 computes layers
+            of more than 16 tokens as portable does, and by default also rows that it has no kernel
+            for; asked for by name, it refuses those.
 
-    The portable backend never waits for the device: it cannot refuse ids out of range, but such
+    Only the reference waits for the device: the others cannot refuse ids out of range, but such
     an id adds to `missing` as an absent expert does.
 
     Raises:
@@ -120,10 +124,11 @@ def add_parts(
         backend: As for `experts`.
     """
     layout = row_layout(codec, hidden, intermediate)
-    if choose_backend(x, backend) == "portable":
+    if choose_backend(x, backend) != "reference":
         _check(x, topk_ids, pool, slot_of, layout)
         tier = Tier(pool, slot_of.contiguous(), layout)
-        _portable().add_parts(
+        on_gpu = _gpu_layer(x, topk_ids, (layout,), backend)
+        on_gpu.add_parts(
             parts,
             x.contiguous(),
             topk_ids.contiguous(),
@@ -183,8 +188,9 @@ def _experts_op(
         fine = Tier(fine_pool, fine_slot_of.contiguous(), layout)
     _check_all(x, topk_weights, topk_ids, base, fine, missing, wanted)
     compute = _reference_layer
-    if choose_backend(x, backend or None) == "portable":
-        compute = _portable().expert_layer
+    if choose_backend(x, backend or None) != "reference":
+        layouts = (base.layout,) if fine is None else (base.layout, fine.layout)
+        compute = _gpu_layer(x, topk_ids, layouts, backend or None).expert_layer
     return compute(
         x.contiguous(),
         topk_weights.float().contiguous(),
@@ -218,11 +224,24 @@ def _(
     return x.new_empty(x.shape)
 
 
-def _portable() -> Any:
-    """Import the Triton kernels, which takes a second that only their users should wait."""
-    from moet_kernels.portable import layer
+def _gpu_layer(
+    x: Tensor, topk_ids: Tensor, layouts: tuple[RowLayout, ...], backend: str | None
+) -> Any:
+    """Return what computes a layer on a GPU: add_parts and expert_layer of sm120 or portable.
 
-    return layer
+    Both are imported here: that takes a second which only their users should wait.
+    """
+    from moet_kernels.portable import layer as portable
+
+    if choose_backend(x, backend) == "portable":
+        return portable
+    from moet_kernels.sm120.trust import layer_on
+
+    sm120 = layer_on(x.device)
+    refusal = "has no kernel that may be used" if sm120 is None else sm120.refusal(*layouts)
+    if refusal and backend == "sm120":
+        raise ConfigError(f"The backend sm120 {refusal}. Usable here: portable, reference.")
+    return portable if refusal or sm120 is None or not sm120.takes(topk_ids) else sm120
 
 
 def _reference_layer(

@@ -3,6 +3,7 @@ import struct
 import numpy as np
 import pytest
 
+from moet_core.floats import float64_to_e4m3
 from moet_kernels.sass.emulate import Launch, emulate
 from moet_kernels.sass.errors import EmulationError, Fault
 from moet_kernels.sass.machine import Buffer
@@ -100,5 +101,38 @@ def test_threads_that_wait_at_a_barrier_and_at_a_meeting_point_hang(header):
 
 
 def test_unknown_instructions_are_named(header):
-    error = fault(header, "MUFU.RCP R0, R1\nEXIT\n")
+    error = fault(header, "MUFU.SIN R0, R1\nEXIT\n")
     assert (error.fault, "MUFU" in str(error)) == (Fault.UNSUPPORTED, True)
+
+
+def on_every_thread(header, body):
+    """What a body leaves in R4; R0 is the thread, R5 its number as a float."""
+    body = f"I2FP.F32.U32 R5, R0\n{body}\nSTG.E desc[UR8][R2.64], R4\nEXIT\n"
+    return run(header, ADDRESS + body).data.view(np.uint32)
+
+
+def test_special_functions_round_to_nearest(header):
+    thread = np.arange(64)
+    found = on_every_thread(header, "MUFU.EX2 R4, R5").view(np.float32)
+    assert (found == np.exp2(thread).astype(np.float32)).all()
+    found = on_every_thread(header, "MUFU.RCP R4, R5").view(np.float32)
+    assert (found[1:] == (1 / thread[1:]).astype(np.float32)).all()
+    assert found[0] == np.inf
+
+
+def test_two_e4m3_in_a_register(header):
+    found = on_every_thread(
+        header, "MOV R6, 0xc3e00000\nF2FP.SATFINITE.E4M3.F32.PACK_AB_MERGE_C R4, R6, R5, RZ"
+    )
+    want = float64_to_e4m3(np.arange(64.0)) | np.uint32(0xFE00)  # -448 above
+    assert (found == want).all()
+
+
+def test_moves_and_choices_of_64_bits_take_both_registers(header):
+    both = "MOV R6, 0x7\nMOV R7, 0x9\n"
+    assert (on_every_thread(header, both + "MOV.64 R8, R6\nIADD R4, R8, R9") == 16).all()
+    chosen = both + (
+        "CS2R R10, SRZ\nISETP.GE.U32.AND P0, PT, R0, 0x20, PT\n"
+        "SEL.64 R8, R6, R10, P0\nIADD R4, R8, R9"
+    )
+    assert (on_every_thread(header, chosen) == np.where(np.arange(64) < 32, 0, 16)).all()

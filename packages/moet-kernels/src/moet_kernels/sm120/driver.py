@@ -25,6 +25,9 @@ class Driver(Protocol):
     def identity(self) -> str:
         """The device and the driver, as far as a kernel's behaviour may depend on them."""
 
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Take memory on the device."""
+
     def load(self, image: bytes, kernel: str) -> Any:
         """Load a cubin and return its kernel.
 
@@ -84,6 +87,10 @@ class CudaDriver:
         properties = torch.cuda.get_device_properties(self.device)
         version = self._check(self._driver.cuDriverGetVersion())
         return f"{properties.name} {properties.major}.{properties.minor} driver {version}"
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Take memory from torch's caching allocator."""
+        return torch.empty(*shape, dtype=dtype, device=self.device)
 
     def load(self, image: bytes, kernel: str) -> Any:
         """Load a cubin and return its kernel; see `Driver.load`."""

@@ -37,11 +37,12 @@ __device__ __forceinline__ void make_groups(const int32_t *ids, uint32_t id_word
   if (place < pairs) {
     present[place] = is_here;
     if (wanted != nullptr && expert >= 0 && expert < experts) wanted[expert] = 1;
-    Group *group = (is_fine ? fine.groups : base.groups) + place;
+    const Tier &tier = is_fine ? fine : base;
+    Group *group = tier.groups + place;
+    uint64_t row = 0;
     uint32_t count = 0;
     if (is_here && before % 8 == 0) {
-      const Tier &tier = is_fine ? fine : base;
-      group->row = tier.pool + (uint64_t)(is_fine ? fine_slot : base_slot) * tier.row_bytes;
+      row = (uint64_t)(tier.pool + (is_fine ? fine_slot : base_slot) * tier.row_bytes);
       for (uint32_t i = place; i < pairs && count < 8; i++) {
         if (routed[i] != expert) continue;
         group->pair[count] = i;
@@ -49,8 +50,9 @@ __device__ __forceinline__ void make_groups(const int32_t *ids, uint32_t id_word
         count++;
       }
     }
-    group->count = count;
-    if (fine.groups != nullptr) (is_fine ? base.groups : fine.groups)[place].count = 0;
+    *(uint4 *)group = make_uint4((uint32_t)row, (uint32_t)(row >> 32), count, 0);
+    Group *other = is_fine ? base.groups : fine.groups;
+    if (other != nullptr) *(uint4 *)(other + place) = make_uint4(0, 0, 0, 0);
   }
   __syncthreads();
   if (missing == nullptr || place >= 32) return;

@@ -1,0 +1,118 @@
+"""The decode kernels in the emulator, against their stated arithmetic and their twins."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from moet_kernels.sass.errors import EmulationError, Fault
+from moet_kernels.sass.tools import have_tools
+from moet_kernels.sm120.cases import make_case, mistake, run_case
+from moet_kernels.sm120.write import KERNELS
+
+WHOLE = [kernel for kernel in KERNELS if kernel.steps == 4]
+HALF = [kernel for kernel in KERNELS if kernel.steps == 2]
+COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 0)
+needs_nvdisasm = pytest.mark.skipif(not have_tools("nvdisasm"), reason="nvdisasm is missing")
+
+
+def case_of(kernel, k, *, exact, n=96, counts=COUNTS, seed=0, limit=np.inf):
+    hidden, intermediate = (n, k) if kernel.down else (k, n)
+    codec = "w2" if kernel.codec == "w2" else "fp4-mx"
+    options = {"down": kernel.down, "exact": exact, "limit": limit}
+    return make_case(codec, hidden, intermediate, counts, seed, **options)
+
+
+def check(programs, kernel, case):
+    found = run_case(programs(kernel.name), case)
+    assert mistake(case, found) is None
+    return found
+
+
+@pytest.mark.parametrize("kernel", WHOLE, ids=lambda k: k.name)
+@pytest.mark.parametrize("k", [128, 384, 512, 1024, 2048, 4096, 6144, 7168])
+def test_representable_data_is_exact(programs, kernel, k):
+    check(programs, kernel, case_of(kernel, k, exact=True, n=64, seed=k))
+
+
+@pytest.mark.parametrize("kernel", WHOLE, ids=lambda k: k.name)
+@pytest.mark.parametrize("k", [384, 2048, 7168])
+def test_random_data_is_within_1e_6(programs, kernel, k):
+    check(programs, kernel, case_of(kernel, k, exact=False, n=64, seed=k, limit=7.0))
+
+
+@pytest.mark.parametrize("kernel", HALF, ids=lambda k: k.name)
+@pytest.mark.parametrize("k", [64, 192, 576])
+@pytest.mark.parametrize("exact", [True, False])
+def test_columns_divisible_by_64_only(programs, kernel, k, exact):
+    check(programs, kernel, case_of(kernel, k, exact=exact, seed=k))
+
+
+@pytest.mark.parametrize("n", [32, 64, 96, 128, 160, 192])
+def test_every_kind_of_last_tile(programs, kernel, n):
+    k = 256 if kernel.steps == 4 else 192
+    check(programs, kernel, case_of(kernel, k, exact=False, n=n, counts=(8, 1), seed=n))
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize("variant", ["tuned", "safe", "twin"])
+@pytest.mark.parametrize("exact", [True, False])
+def test_every_cubin_gives_the_same_bytes(programs, kernel, variant, exact):
+    case = case_of(kernel, 288 * kernel.steps, exact=exact, limit=3.0)
+    found = run_case(programs(kernel.name, variant), case)
+    for name, value in check(programs, kernel, case).items():
+        assert found[name].tobytes() == value.tobytes(), name
+
+
+def test_a_vector_alone_and_among_others_has_the_same_bits(programs, kernel):
+    k = 256 if kernel.steps == 4 else 192
+    case = case_of(kernel, k, exact=False, counts=(8,))
+    together = check(programs, kernel, case)
+    for place in range(8):
+        groups = case.groups.copy()
+        groups["count"] = 1
+        for name in ("pair", "token"):
+            groups[name][0, 0] = case.groups[name][0, place]
+        alone = run_case(programs(kernel.name), msgspec.structs.replace(case, groups=groups))
+        pair = groups["pair"][0, 0]
+        for name in set(together) - {"written"}:
+            assert (alone[name][pair] == together[name][pair]).all(), (place, name)
+
+
+def test_only_the_rows_of_a_group_are_written(programs, kernel):
+    k = 256 if kernel.steps == 4 else 192
+    case = case_of(kernel, k, exact=True, counts=(3, 2, 4))
+    groups = case.groups.copy()
+    groups["count"][1] = 0
+    found = run_case(programs(kernel.name), msgspec.structs.replace(case, groups=groups))
+    kept = np.ones(len(case.expected), bool)
+    kept[case.groups["pair"][1, :2]] = False
+    parts = found["written"][: case.expected.size * (4 if kernel.down else 1)]
+    assert (parts.reshape(len(kept), -1).all(axis=1) == kept).all()
+    assert (parts.reshape(len(kept), -1).any(axis=1) == kept).all()
+
+
+def test_a_row_outside_of_the_pool_is_an_error(programs, kernel):
+    case = case_of(kernel, 256 if kernel.steps == 4 else 192, exact=True, counts=(1,))
+    groups = case.groups.copy()
+    groups["row"] = 1
+    with pytest.raises(EmulationError) as caught:
+        run_case(programs(kernel.name), msgspec.structs.replace(case, groups=groups))
+    assert caught.value.fault == Fault.OUT_OF_BOUNDS
+
+
+@pytest.mark.parametrize("limit", [0.5, 4.0])
+def test_gate_and_up_are_clamped(programs, limit):
+    kernel = WHOLE[0]
+    case = case_of(kernel, 256, exact=False, limit=limit)
+    check(programs, kernel, case)
+    unlimited = msgspec.structs.replace(case, limit=np.inf)
+    assert mistake(case, run_case(programs(kernel.name), unlimited)) is not None
+
+
+def test_a_wrong_result_is_described():
+    case = case_of(WHOLE[1], 128, exact=True, counts=(2,))
+    parts = case.expected.astype(np.float32)
+    assert mistake(case, {"parts": parts}) is None
+    parts[1, 5] += 1
+    assert mistake(case, {"parts": parts}).startswith("element [1, 5] is ")
+    assert "(1 of 192 differ)" in mistake(case, {"parts": parts})
