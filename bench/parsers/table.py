@@ -34,7 +34,8 @@ def table(result: Result) -> str:
     sums = [sum(counts[f"{row}: {column}"] for row in rows) for column in ("transcripts", *COLUMNS)]
     lines.append(f"| all | {' | '.join(map(str, sums))} |")
     versions = ", ".join(f"{name} {version}" for name, version in sorted(result.versions.items()))
-    return "\n".join([*lines, "", f"{versions}. " + ". ".join(result.notes) + ".", ""])
+    commit = f"; commit {result.commit.id[:12]}" if result.commit else ""
+    return "\n".join([*lines, "", f"{versions}{commit}. " + ". ".join(result.notes) + ".", ""])
 
 
 def main() -> int:

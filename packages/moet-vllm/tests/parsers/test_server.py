@@ -220,16 +220,61 @@ class TestEveryChoice:
         assert found in (reason, "length")
 
 
-def test_responses(url: str) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+class TestResponses:
+    @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "forecast"}])
+    def test_a_demanded_call(self, url: str, stream: bool, choice: Any) -> None:
+        tool = {"type": "function", **FORECAST["function"], "strict": True}
+        calls = responses_calls(
+            url, stream, input="Weather?", tools=[tool], tool_choice=choice, max_output_tokens=200
+        )
+        assert calls[0][0] == "forecast"
+        assert json.loads(calls[0][1])["town"] in TOWNS
+
+    def test_auto(self, url: str, stream: bool) -> None:
+        case = QUESTIONS[0]
+        tools = [{"type": "function", **tool["function"]} for tool in case.tools]
+        calls = responses_calls(
+            url, stream, input=case.messages, tools=tools, tool_choice="auto", temperature=0
+        )
+        assert [(name, json.loads(text)) for name, text in calls] == [
+            (case.call["name"], case.call["arguments"])
+        ]
+
+
+def responses_calls(url: str, stream: bool, **request: Any) -> list[tuple[str, str]]:
+    """Ask by Responses; return name and arguments of the calls, those of a stream as pieces."""
+    import openai
+
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        found = client.responses.create(model="m", stream=stream, **request)
+        if not stream:
+            calls = [item for item in found.output if item.type == "function_call"]
+            assert len({call.call_id for call in calls}) == len(calls)
+            return [(call.name, call.arguments) for call in calls]
+        names: dict[str, str] = {}
+        pieces: dict[str, str] = {}
+        for event in found:
+            if event.type == "response.output_item.added" and event.item.type == "function_call":
+                names[event.item.id] = event.item.name
+                pieces[event.item.id] = ""
+            elif event.type == "response.function_call_arguments.delta":
+                pieces[event.item_id] += event.delta
+            elif event.type == "response.function_call_arguments.done":
+                assert event.arguments == pieces[event.item_id]
+        return [(names[key], pieces[key]) for key in names]
+
+
+def test_a_tool_choice_that_is_not_read_is_the_clients_mistake(url: str) -> None:
     import openai
 
     tool = {"type": "function", **FORECAST["function"], "strict": True}
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-        answer = client.responses.create(
-            model="m", input="Weather?", tools=[tool], tool_choice="required", max_output_tokens=200
-        )
-    calls = [item for item in answer.output if item.type == "function_call"]
-    assert json.loads(calls[0].arguments)["town"] in TOWNS
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function"}]}
+    with (
+        openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client,
+        pytest.raises(openai.BadRequestError, match="tool_choice must be none, auto"),
+    ):
+        client.responses.create(model="m", input="Weather?", tools=[tool], tool_choice=choice)
 
 
 def test_an_earlier_call_is_the_same_bytes_in_the_next_prompt(url: str) -> None:
