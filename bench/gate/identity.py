@@ -4,7 +4,8 @@
 
 A gate that always fires, without a budget and with as many passes as it takes, must answer as an
 engine whose experts are all FP4; one that never fires, with prompts read at the base, as one whose
-experts are all 2-bit. Both over several sizes of both tiers, from each kind of store.
+experts are all 2-bit. Both over several sizes of both tiers, from each kind of store; also when
+they are set only after the start.
 """
 
 import argparse
@@ -29,7 +30,12 @@ from residency.identity import (
 ENDS = {
     "always": {"tau": 1.0, "gate_passes": 0},
     "never": {"tau": 0.0, "prompts": "base"},
+    "set to always": {"tau": 0.0, "gate_passes": 0},
+    "set to never": {"tau": 1.0, "gate_passes": 0, "prompts": "base"},
 }
+SET = {"set to always": {"tau": 1.0}, "set to never": {"tau": 0.0}}
+"""What is set anew, on all ranks, before the first request."""
+REFERENCE = {"always": "fp4", "never": "w2", "set to always": "fp4", "set to never": "w2"}
 POOLS = ("minimum", "half", "all")
 FINE_POOLS = ("minimum", "half")
 STORES = ("pinned", "pack", "arena")
@@ -58,10 +64,12 @@ def compare(args: argparse.Namespace, wanted: dict[str, Any], packs: Path) -> li
         for streams in STREAMS:
             engine.llm.collective_rpc(forget_heat, args=(moet,))
             engine.llm.collective_rpc("reopen_pool", args=(moet,))
+            if end in SET:
+                engine.llm.collective_rpc("change_gate", args=(SET[end],))
             engine.llm.collective_rpc(take_hashes)
             got = engine.answer(streams)
             record = {"end": end, "pool": pool, "fine": fine, "store": store, "streams": streams}
-            record["same"] = got == wanted[end][str(streams)]
+            record["same"] = got == wanted[REFERENCE[end]][str(streams)]
             record["counts"] = engine.llm.collective_rpc(check_and_count)
             record["gate"] = engine.llm.collective_rpc(gate_counts)
             records.append(record)
@@ -97,13 +105,13 @@ def main() -> None:
         return
     wanted = {}
     with tempfile.TemporaryDirectory() as folder:
-        for end, experts in (("always", "fp4"), ("never", "w2")):
+        for experts in ("fp4", "w2"):
             answers = Path(folder) / f"{experts}.json"
             command = [sys.executable, __file__, "--reference", experts, "--out", str(answers)]
             command += ["--tensor-parallel", str(args.tensor_parallel)]
             command += ["--chunked"] if args.chunked else []
             subprocess.run(command, check=True)
-            wanted[end] = json.loads(answers.read_text())
+            wanted[experts] = json.loads(answers.read_text())
         records = compare(args, wanted, Path(folder) / "packs")
     layout = {"tensor_parallel": args.tensor_parallel, "chunked": args.chunked}
     args.out.write_text(json.dumps({"layout": layout, "records": records}, indent=1) + "\n")

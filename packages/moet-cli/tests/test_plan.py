@@ -75,6 +75,13 @@ class TestCommand:
         config = json.loads(command[-1])["moet"]
         assert config == {"pool": 0.5, "packs": "/fast/packs", "arena": 2.0}
 
+    def test_a_gate_brings_the_route_that_sets_it(self):
+        settings = ["fine=0.5", "gate=max_prob", "tau=0.6"]
+        command = server_command(resolve("demo", settings), "/model")
+        at = command.index("--middleware")
+        assert command[at + 1] == "moet_vllm.gate_control.GateControl"
+        assert "--middleware" not in server_command(resolve("demo", settings[:1]), "/model")
+
     def test_vllm_alone_gets_its_own_worker(self):
         command = server_command(resolve("demo", ["experts=native"]), "/model")
         assert "--worker-cls" not in command

@@ -1,9 +1,20 @@
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moet_core.gate import Gate, GateSettings, Reading, confidence, emitted_rows
+from moet_core.errors import ConfigError
+from moet_core.gate import (
+    Gate,
+    GateChange,
+    GateSettings,
+    Reading,
+    changed,
+    confidence,
+    emitted_rows,
+    options,
+)
 
 
 def reading(values, tokens=None, counts=None):
@@ -112,3 +123,25 @@ def test_greedy_verification_emits_exactly_the_rows_that_count(drafts, random):
 def test_rows_that_do_not_match_the_drafts_are_an_error():
     with pytest.raises(ValueError, match="wanted 3 rows for 2 requests, got 2"):
         emitted_rows(np.array([1, 2]), [[5], []])
+
+
+def test_a_change_replaces_what_it_names_and_nothing_else():
+    before = GateSettings(signal="margin", tau=2.0, budget=5, passes=1, audit=0.5)
+    assert changed(before, GateChange()) == before
+    after = changed(before, GateChange(tau=0.0))
+    assert after == msgspec.structs.replace(before, tau=0.0)
+    assert changed(after, GateChange(gate_budget=0)).budget == 0
+    assert options(after) == {"gate": "margin", "tau": 0.0, "gate_budget": 5}
+
+
+def test_a_probability_above_one_is_refused_and_a_margin_is_not():
+    with pytest.raises(ConfigError, match=r"tau=1\.5 is no probability"):
+        changed(GateSettings(), GateChange(tau=1.5))
+    assert changed(GateSettings(signal="margin"), GateChange(tau=1.5)).tau == 1.5
+
+
+def test_the_next_decision_follows_the_new_settings():
+    changing = gate(tau=0.5)
+    assert changing.decide(reading([0.7])) == "pass"
+    changing.settings = changed(changing.settings, GateChange(tau=0.7))
+    assert changing.decide(reading([0.7])) == "fire"

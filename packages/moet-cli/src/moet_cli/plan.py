@@ -15,7 +15,7 @@ from moet_cli.ports import free_port
 from moet_cli.recipe import Recipe, Requires, load_recipe, recipe_names
 from moet_cli.vllm_args import parse_vllm_arguments
 from moet_core.errors import UsageError
-from moet_vllm.config import SCHEDULER, WORKER, MoetConfig, parse_config
+from moet_vllm.config import GATE_CONTROL, SCHEDULER, WORKER, MoetConfig, parse_config
 
 __all__ = ["Plan", "Value", "environment", "resolve", "server_command", "server_url"]
 
@@ -115,6 +115,8 @@ def server_command(plan: Plan, model: str) -> tuple[str, ...]:
         flags += ["--worker-cls", WORKER]
     if plan.moet.is_resident:
         flags += ["--scheduler-cls", SCHEDULER]
+    if plan.moet.gate != "off":
+        flags += ["--middleware", GATE_CONTROL]
     return (
         *(sys.executable, "-m", "moet_vllm.server", "serve", model),
         *flags,

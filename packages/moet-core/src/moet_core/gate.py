@@ -7,13 +7,26 @@ Nothing here moves bytes or runs a model.
 
 import random
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Gate", "GateCounts", "GateSettings", "Reading", "Signal", "confidence", "emitted_rows"]
+from moet_core.errors import ConfigError
+
+__all__ = [
+    "Gate",
+    "GateChange",
+    "GateCounts",
+    "GateSettings",
+    "Reading",
+    "Signal",
+    "changed",
+    "confidence",
+    "emitted_rows",
+    "options",
+]
 
 Signal = Literal["max_prob", "margin"]
 
@@ -37,6 +50,18 @@ class GateSettings(msgspec.Struct, frozen=True, kw_only=True):
     budget: int = 0
     passes: int = 3
     audit: float = 0.0
+
+
+class GateChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What of the settings can be replaced while serving, named as the options; None leaves it.
+
+    Attributes:
+        tau: See `GateSettings`.
+        gate_budget: `GateSettings.budget`.
+    """
+
+    tau: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    gate_budget: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class GateCounts(msgspec.Struct):
@@ -75,6 +100,27 @@ class Reading(msgspec.Struct, frozen=True):
     confidence: NDArray[np.floating]
     token: NDArray[np.integer]
     counts: NDArray[np.bool_]
+
+
+def changed(settings: GateSettings, change: GateChange) -> GateSettings:
+    """Return settings with a change.
+
+    Raises:
+        ConfigError: A probability above 1.
+    """
+    tau = settings.tau if change.tau is None else change.tau
+    if settings.signal == "max_prob" and tau > 1:
+        raise ConfigError(
+            f"tau={tau} is no probability: with gate=max_prob it is at most 1, which fires at "
+            "every step."
+        )
+    budget = settings.budget if change.gate_budget is None else change.gate_budget
+    return msgspec.structs.replace(settings, tau=tau, budget=budget)
+
+
+def options(settings: GateSettings) -> dict[str, str | float]:
+    """Return what `GateChange` may replace, and the signal, by the names of the options."""
+    return {"gate": settings.signal, "tau": settings.tau, "gate_budget": settings.budget}
 
 
 def confidence(
@@ -128,7 +174,7 @@ class Gate:
     """Decides, and counts what came of it.
 
     Args:
-        settings: May be replaced while serving.
+        settings: May be replaced between steps; see `changed`.
         seed: Seed of the audits.
     """
 

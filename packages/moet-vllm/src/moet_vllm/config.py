@@ -7,13 +7,16 @@ import msgspec
 
 from moet_core.errors import ConfigError
 
-__all__ = ["SCHEDULER", "WORKER", "GiB", "MoetConfig", "parse_config"]
+__all__ = ["GATE_CONTROL", "SCHEDULER", "WORKER", "GiB", "MoetConfig", "parse_config"]
 
 WORKER = "moet_vllm.worker.MoetWorker"
 """What vLLM's --worker-cls must be for a pool of experts."""
 
 SCHEDULER = "moet_vllm.scheduler.make_scheduler"
 """What vLLM's --scheduler-cls must be for a pool of experts."""
+
+GATE_CONTROL = "moet_vllm.gate_control.GateControl"
+"""What vLLM's --middleware must be for a gate that can be set while serving."""
 
 GiB = Annotated[float, msgspec.Meta(gt=0)]
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed
 import vllm
@@ -22,6 +23,7 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from moet_core.errors import ConfigError
+from moet_core.gate import Gate, GateChange, changed, options
 from moet_vllm.config import SCHEDULER, MoetConfig, parse_config
 from moet_vllm.pool_memory import (
     add_to_weights,
@@ -136,6 +138,36 @@ class MoetWorker(StockWorker):
             self._close_pool()
         self._open_pool(self._build.again(config))
 
+    def gate_settings(self) -> dict[str, Any] | None:
+        """Return how this rank's gate is set, by option; None if it has no gate."""
+        gate = self._gate()
+        return None if gate is None else options(gate.settings)
+
+    def change_gate(self, change: dict[str, Any]) -> dict[str, Any] | None:
+        """Set this rank's gate anew; return how it is set now.
+
+        vLLM sends all ranks the same calls in the same order, so that between two steps either
+        all of them change or none.
+
+        Args:
+            change: Fields of `moet_core.gate.GateChange`.
+
+        Raises:
+            ConfigError: A value that the gate cannot take.
+        """
+        gate = self._gate()
+        if gate is None:
+            return None
+        gate.settings = changed(gate.settings, msgspec.convert(change, GateChange))
+        assert self.telemetry is not None
+        self.telemetry.publish()
+        logger.info(
+            "moet: the gate has tau=%g and gate_budget=%d from now on",
+            gate.settings.tau,
+            gate.settings.budget,
+        )
+        return options(gate.settings)
+
     def execute_model(self, scheduler_output: Any) -> Any:
         """Run a step; a failure travels with it to the last pipeline stage."""
         self._failure, self._lacking = "", 0
@@ -171,6 +203,11 @@ class MoetWorker(StockWorker):
         add_to_weights(self.model_runner, -self.resident.device_bytes)
         self.resident.close()
         self.resident = None
+
+    def _gate(self) -> Gate | None:
+        if self.resident is None or self.resident.fine is None:
+            return None
+        return self.resident.fine.gate
 
     def _report_if_dense(self, config: MoetConfig) -> None:
         """Say so if no layer of this rank has routed experts; those that have speak for it."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 from small_model import EXPERTS, MODEL_LAYERS, TOP_K, VOCABULARY, SmallModel, tokens
 
-from moet_core.gate import Gate, GateSettings
+from moet_core.gate import Gate, GateChange, GateSettings, changed
 from moet_store import PackErrorKind
 from moet_store.engines import PoolEngine
 from moet_vllm.residency.sampled import SampledRows, reading_of
@@ -115,6 +115,19 @@ def test_a_step_takes_no_more_passes_than_it_may(model):
         before = resident.counts.passes
         model.step(resident, tokens(1, seed))
         assert resident.counts.passes - before <= 2
+
+
+def test_a_gate_can_be_set_between_steps(model):
+    resident = gated(model, ALL, ALL, tau=0.0)
+    x = tokens(1, 0)
+    same(model.step(resident, x), model.alone(x))
+    gate = resident.fine.gate
+    gate.settings = changed(gate.settings, GateChange(tau=1.0))
+    same(model.step(resident, x), model.alone(x, fine=True))
+    gate.settings = changed(gate.settings, GateChange(gate_budget=1))
+    brought = resident.fine.tier.brought
+    model.step(resident, tokens(2, 3))
+    assert resident.fine.tier.brought == brought + 1
 
 
 def test_audits_run_certain_steps_again(model):

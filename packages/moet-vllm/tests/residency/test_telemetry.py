@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from small_model import EXPERTS, MODEL_LAYERS, TOP_K, SmallModel, tokens
 
-from moet_core.gate import Gate, GateSettings
+from moet_core.gate import Gate, GateChange, GateSettings, changed
 from moet_store import Snapshot
 from moet_store.engines import PoolEngine
 from moet_store.heat import heat_path, load_heat
@@ -23,6 +23,7 @@ from moet_vllm.residency.metric_names import (
     COUNTERS,
     FINE_COUNTERS,
     GATE_COUNTERS,
+    GATE_GAUGES,
     GAUGES,
     STORE_COUNTERS,
 )
@@ -332,6 +333,10 @@ def test_a_gate_and_its_tier_are_published_and_reported(model, rank, lines, cloc
             found = REGISTRY.get_sample_value(f"{name}_total", {"rank": str(rank)})
             assert found == getattr(fine.tier, field), name
     assert gate.counts.fires == 4
+    gate.settings = changed(gate.settings, GateChange(tau=0.25, gate_budget=3))
+    telemetry.publish()
+    settings = {name: REGISTRY.get_sample_value(name, {"rank": str(rank)}) for name in GATE_GAUGES}
+    assert settings == {"moet_gate_tau": 0.25, "moet_gate_budget": 3}
     assert resident.counts.brought < fine.tier.brought + resident.counts.brought
     clock.now += 5
     telemetry.step_ended()
@@ -340,5 +345,6 @@ def test_a_gate_and_its_tier_are_published_and_reported(model, rank, lines, cloc
 
 def test_without_a_gate_none_is_published(model, idle, rank):
     Telemetry(idle, rank, report_seconds=0).publish()
-    name = next(iter(GATE_COUNTERS))
-    assert REGISTRY.get_sample_value(f"{name}_total", {"rank": str(rank)}) is None
+    counters = [f"{name}_total" for name in GATE_COUNTERS]
+    for name in [*counters, *GATE_GAUGES]:
+        assert REGISTRY.get_sample_value(name, {"rank": str(rank)}) is None, name

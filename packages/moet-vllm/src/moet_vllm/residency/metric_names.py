@@ -4,7 +4,15 @@ Apart from `telemetry`, which publishes them, so that whoever reads a page of me
 torch. Every metric has one label, `rank`.
 """
 
-__all__ = ["COUNTERS", "FINE_COUNTERS", "GATE_COUNTERS", "GAUGES", "STORE_COUNTERS", "Metrics"]
+__all__ = [
+    "COUNTERS",
+    "FINE_COUNTERS",
+    "GATE_COUNTERS",
+    "GATE_GAUGES",
+    "GAUGES",
+    "STORE_COUNTERS",
+    "Metrics",
+]
 
 Metrics = dict[str, tuple[str, str]]
 """By name: the field that holds the value, and the help text."""
@@ -58,3 +66,9 @@ GATE_COUNTERS: Metrics = {
     "moet_gate_seconds": ("seconds", "Time that fires and audits took."),
 }
 """Counters and the fields of `moet_core.gate.GateCounts` behind them; only with a gate."""
+
+GATE_GAUGES: Metrics = {
+    "moet_gate_tau": ("tau", "Confidence at or below which a step runs again."),
+    "moet_gate_budget": ("budget", "FP4 experts that a step may bring; 0 for any number."),
+}
+"""Values of the moment and the fields of `moet_core.gate.GateSettings` behind them."""

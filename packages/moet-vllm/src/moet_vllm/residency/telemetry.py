@@ -19,6 +19,7 @@ from moet_vllm.residency.metric_names import (
     COUNTERS,
     FINE_COUNTERS,
     GATE_COUNTERS,
+    GATE_GAUGES,
     GAUGES,
     STORE_COUNTERS,
     Metrics,
@@ -68,7 +69,7 @@ class Telemetry:
         }
         self._gauges = {
             name: _metric(Gauge, name, text).labels(rank=str(rank))
-            for name, (_, text) in GAUGES.items()
+            for name, (_, text) in (GAUGES | (GATE_GAUGES if self._has_gate else {})).items()
         }
         self._published: dict[str, float] = dict.fromkeys(self._counters, 0)
         self._reported = Counts(row_bytes=resident.counts.row_bytes)
@@ -78,8 +79,12 @@ class Telemetry:
         fine = self.resident.fine
         names = COUNTERS | STORE_COUNTERS
         names |= FINE_COUNTERS if fine is not None else {}
-        names |= GATE_COUNTERS if fine is not None and fine.gate is not None else {}
+        names |= GATE_COUNTERS if self._has_gate else {}
         return names.items()
+
+    @property
+    def _has_gate(self) -> bool:
+        return self.resident.fine is not None and self.resident.fine.gate is not None
 
     def started(self) -> None:
         """Report the sizes of the pool, before the first step."""
@@ -122,6 +127,8 @@ class Telemetry:
             self._count(FINE_COUNTERS, fine.tier)
             if fine.gate is not None:
                 self._count(GATE_COUNTERS, fine.gate.counts)
+                for name, (field, _) in GATE_GAUGES.items():
+                    self._gauges[name].set(getattr(fine.gate.settings, field))
         shape = self.resident.shape
         state = PoolState(
             shape.slots, self.resident.policy.resident, shape.coverage, shape.row.row_bytes
