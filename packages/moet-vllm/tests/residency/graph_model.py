@@ -29,7 +29,11 @@ RunLayer = Callable[[int, Tensor, Tensor, Tensor, float | None], Tensor]
 
 
 class GraphModel:
-    """Routers and rows with random weights."""
+    """Routers and rows with random weights.
+
+    Attributes:
+        stores: Those that were opened since `close`.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         random = torch.Generator().manual_seed(seed)
@@ -42,6 +46,13 @@ class GraphModel:
         }
         self._on_device = {name: rows.to(DEVICE) for name, rows in self.rows.items()}
         self._every = torch.arange(EXPERTS, dtype=torch.int32, device=DEVICE)
+        self.stores: list[HostStore] = []
+
+    def close(self) -> None:
+        """Close the stores: locked memory must be unlocked before it is freed."""
+        torch.cuda.synchronize()
+        while self.stores:
+            self.stores.pop().close()
 
     def forward(self, x: Tensor, run_layer: RunLayer) -> Tensor:
         """Run one pass over x [T, H]; nothing in it waits for the device."""
@@ -72,6 +83,7 @@ class GraphModel:
         for number, layer in enumerate(LAYERS):
             for expert in range(EXPERTS):
                 store.row((layer, expert))[:] = memoryview(rows[number, expert].numpy())
+        self.stores.append(store)
         return store
 
     def write_pack(self, folder: Path) -> Path:
@@ -85,7 +97,9 @@ class GraphModel:
 
     def packed(self, pack: Path, arena: int, engine: Engine | None = None) -> PackStore:
         reader = PackReader([pack], engine=engine or "auto")
-        return PackStore(reader, staging=16, arena_rows=arena, pin=pin)
+        store = PackStore(reader, staging=16, arena_rows=arena, pin=pin)
+        self.stores.append(store)
+        return store
 
 
 class Serving:

@@ -4,8 +4,10 @@ import pytest
 import torch
 from small_model import EXPERTS, MODEL_LAYERS, SmallModel
 
+from moet_store import PackReader
 from moet_vllm.residency.copies import Copies
 from moet_vllm.residency.padding import Padding
+from moet_vllm.residency.stores import PackStore, PinnedStore
 
 KEYS = [(layer, expert) for layer in MODEL_LAYERS for expert in range(EXPERTS)]
 
@@ -76,6 +78,25 @@ def test_ended_copies_free_their_buffers_without_a_wait(model, pack):
     assert copies.waits == 0
     assert copies.bytes == {key: row_of(model, key) for key in KEYS}
     store.close()
+
+
+@pytest.mark.parametrize("kind", ["pinned", "pack", "arena"])
+def test_memory_is_unlocked_when_a_store_closes(model, pack, kind):
+    locked = []
+
+    def pin(region):
+        locked.append(region)
+        return lambda: locked.remove(region)
+
+    if kind == "pinned":
+        store = PinnedStore(MODEL_LAYERS, EXPERTS, model.rows.shape[2], pin)
+    else:
+        arena = 3 * (kind == "arena")
+        store = PackStore(PackReader([pack]), staging=4, arena_rows=arena, pin=pin)
+    assert sum(map(len, locked)) == store.host_bytes
+    store.close()
+    store.close()
+    assert locked == []
 
 
 def test_on_a_cpu_copies_are_done_when_they_were_started():

@@ -43,21 +43,15 @@ def pack(model, tmp_path_factory):
 
 @pytest.fixture
 def open_store(model, pack):
-    """Return a function that opens a store by its kind; all are closed at the end."""
-    opened = []
+    """Return a function that opens a store by its kind; all stores are closed at the end."""
 
     def open_(kind, engine=None):
         if kind == "pinned":
-            opened.append(model.pinned())
-        else:
-            arena = {"pack": 0, "arena": 24, "large arena": ALL}[kind]
-            opened.append(model.packed(pack, arena, engine))
-        return opened[-1]
+            return model.pinned()
+        return model.packed(pack, {"pack": 0, "arena": 24, "large arena": ALL}[kind], engine)
 
     yield open_
-    torch.cuda.synchronize()
-    for store in opened:
-        store.close()
+    model.close()
 
 
 def same(got, wanted):

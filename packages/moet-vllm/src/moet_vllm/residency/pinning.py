@@ -1,5 +1,7 @@
 """Locks host memory, so that a GPU copies out of it by itself."""
 
+from collections.abc import Callable
+
 import torch
 
 from moet_core.errors import ConfigError
@@ -7,8 +9,11 @@ from moet_core.errors import ConfigError
 __all__ = ["pin"]
 
 
-def pin(region: memoryview) -> None:
-    """Lock a region of host memory for the GPUs of this process.
+def pin(region: memoryview) -> Callable[[], object]:
+    """Lock a region of host memory for the GPUs of this process; the result unlocks it.
+
+    It must be unlocked before the memory is freed: a later region at the same address would be
+    refused.
 
     Raises:
         ConfigError: The system does not allow so much locked memory.
@@ -20,3 +25,4 @@ def pin(region: memoryview) -> None:
             f"{memory.nbytes:,} bytes of host memory could not be pinned (CUDA error "
             f"{int(result)}). Lower arena, or raise the limit on locked memory (ulimit -l)."
         )
+    return lambda: torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())

@@ -22,7 +22,7 @@ from moet_store import (
 from moet_store.identity import checkpoint_files, identity_of, recorded_files, write_record
 from moet_vllm.config import MoetConfig
 from moet_vllm.residency.sizing import GIB
-from moet_vllm.residency.stores import HostStore, PackStore, PinnedStore
+from moet_vllm.residency.stores import HostStore, PackStore, Pin, PinnedStore
 from moet_vllm.residency.tier import PoolShape
 
 __all__ = ["Rank", "TierRows"]
@@ -39,7 +39,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
         device: Where its pool lies.
         checkpoint: Folder of the checkpoint, None for random weights.
         agree: Maximum over the tensor-parallel group.
-        pin: Locks host memory for the device.
+        pin: Locks host memory for the device; returns what unlocks it.
         padded: Rows at most of a padded pass; see `ResidentExperts`.
     """
 
@@ -48,7 +48,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     device: torch.device
     checkpoint: Path | None
     agree: Callable[[int], int] | None = None
-    pin: Callable[[memoryview], object] | None = None
+    pin: Pin | None = None
     padded: int = 0
 
 

@@ -13,9 +13,10 @@ from moet_store.manifest import row_digest
 from moet_store.memory import aligned_buffer
 from moet_store.rows import Key
 
-__all__ = ["CopyState", "HostStore", "PackStore", "PinnedStore", "Place", "RowState"]
+__all__ = ["CopyState", "HostStore", "PackStore", "Pin", "PinnedStore", "Place", "RowState"]
 
 Place = Callable[[Key, memoryview], int]
+Pin = Callable[[memoryview], Callable[[], object]]
 RowState = Literal["absent", "coming", "ready"]
 
 
@@ -81,7 +82,7 @@ class PinnedStore:
         layers: Model indices of the layers.
         experts: Experts of a layer.
         row_bytes: Length of a row.
-        pin: Called once with the region, to lock it for a device.
+        pin: Called once with the region, to lock it for a device; returns what unlocks it.
     """
 
     def __init__(
@@ -89,14 +90,13 @@ class PinnedStore:
         layers: Sequence[int],
         experts: int,
         row_bytes: int,
-        pin: Callable[[memoryview], object] | None = None,
+        pin: Pin | None = None,
     ) -> None:
         self.row_bytes = row_bytes
         self.experts = experts
         self._first = {layer: number * experts for number, layer in enumerate(layers)}
         self._region = aligned_buffer(len(layers) * experts * row_bytes)
-        if pin is not None:
-            pin(self._region)
+        self._unpin = None if pin is None else pin(self._region)
 
     def row(self, key: Key) -> memoryview:
         """Return the memory of a row."""
@@ -140,7 +140,10 @@ class PinnedStore:
         return None
 
     def close(self) -> None:
-        """Do nothing: the memory goes with the object."""
+        """Unlock the memory, which goes with the object."""
+        if self._unpin is not None:
+            self._unpin()
+            self._unpin = None
 
 
 class PackStore:
@@ -153,7 +156,7 @@ class PackStore:
         reader: Where rows come from; the store closes it.
         staging: Number of staging buffers, 2 at least.
         arena_rows: Rows that the arena holds; 0 for no arena.
-        pin: Called with each region of memory, to lock it for a device.
+        pin: Called with each region of memory, to lock it for a device; returns what unlocks it.
     """
 
     def __init__(
@@ -162,17 +165,17 @@ class PackStore:
         *,
         staging: int,
         arena_rows: int = 0,
-        pin: Callable[[memoryview], object] | None = None,
+        pin: Pin | None = None,
     ) -> None:
         if staging < 2:
             raise ValueError(f"a store needs 2 staging buffers at least, got {staging}")
         self.reader = reader
         self.row_bytes = reader.spec.row_bytes
         # The reader knows one region of long-lived memory: the arena if there is one.
-        self._arena = ExpertStore(reader, arena_rows, pin) if arena_rows else None
+        self._pin, self._unpin = pin, list[Callable[[], object]]()
+        self._arena = ExpertStore(reader, arena_rows, self._lock) if arena_rows else None
         region = aligned_buffer(staging * self.row_bytes)
-        if pin is not None:
-            pin(region)
+        self._lock(region)
         if self._arena is None:
             reader.register(region)
         cuts = range(0, staging * self.row_bytes, self.row_bytes)
@@ -283,8 +286,14 @@ class PackStore:
                 raise RuntimeError(f"staging buffer {buffer} does not hold row {key}")
 
     def close(self) -> None:
-        """Close the packs."""
+        """Close the packs and unlock the memory."""
         self.reader.close()
+        while self._unpin:
+            self._unpin.pop()()
+
+    def _lock(self, region: memoryview) -> None:
+        if self._pin is not None:
+            self._unpin.append(self._pin(region))
 
     def _state(self, key: Key) -> RowState:
         if key in self._staged or (self._arena is not None and key in self._arena.arena):

@@ -242,7 +242,8 @@ class Tier:
                 )
 
     def close(self) -> None:
-        """Release the store."""
+        """Release the store, once nothing is copied out of it any more."""
+        self.pool.copies.wait()
         self.store.close()
 
     def _make_pool(self, shape: PoolShape) -> None:
