@@ -192,7 +192,10 @@ def profile(llm: Any, streams: int, prompt: int, tokens: int) -> dict[str, Any]:
 def forward_times(llm: Any, streams: int, prompt: int, tokens: int) -> list[float]:
     """Return the GPU's time of each forward pass of a decode run, in ms, from CUDA events."""
     llm.collective_rpc(_time_forwards)
-    decode(llm, streams, prompt, tokens, begin=lambda: llm.collective_rpc(_forget_forwards))
+    try:
+        decode(llm, streams, prompt, tokens, begin=lambda: llm.collective_rpc(_forget_forwards))
+    finally:
+        llm.collective_rpc(_stop_timing)
     found: list[float] = llm.collective_rpc(_take_forwards)[0]
     return found
 
@@ -251,13 +254,15 @@ def _forget_forwards(worker: Any) -> None:
     worker.model_runner.passes.clear()
 
 
+def _stop_timing(worker: Any) -> None:
+    worker.model_runner._model_forward = worker.model_runner.untimed
+
+
 def _take_forwards(worker: Any) -> list[float]:
     import torch
 
     torch.cuda.synchronize()
-    runner = worker.model_runner
-    runner._model_forward = runner.untimed
-    return [began.elapsed_time(ended) for began, ended in runner.passes]
+    return [began.elapsed_time(ended) for began, ended in worker.model_runner.passes]
 
 
 def _resident(worker: Any) -> Any:
