@@ -129,12 +129,12 @@ def test_own_kernels(write):
 def test_an_opcode_has_the_cases_of_all_its_kernels(write):
     folder = write()
     assert medians(results_of(folder, folder)["sass-one-op"]) == {
-        "FADD: cases": 10,
-        "FADD: mismatches": 1,
-        "FMUL: cases": 5,
-        "FMUL: mismatches": 0,
-        "LDG: cases": 15,
-        "LDG: mismatches": 1,
+        "words: FADD, compared": 10,
+        "words: FADD, unlike": 1,
+        "words: FMUL, compared": 5,
+        "words: FMUL, unlike": 0,
+        "words: LDG, compared": 15,
+        "words: LDG, unlike": 1,
     }
 
 

@@ -168,8 +168,8 @@ def _one_ops(rows: Rows, opcodes: dict[str, list[str]]) -> Iterator[Measurement]
             cases[opcode] += row["cases"]
             mismatches[opcode] += row["mismatches"]
     for opcode in sorted(cases):
-        yield measurement(f"{opcode}: cases", "1", [cases[opcode]])
-        yield measurement(f"{opcode}: mismatches", "1", [mismatches[opcode]])
+        yield measurement(f"words: {opcode}, compared", "1", [cases[opcode]])
+        yield measurement(f"words: {opcode}, unlike", "1", [mismatches[opcode]])
 
 
 def _faults(rows: Rows, faults: Rows) -> Iterator[Measurement]:
