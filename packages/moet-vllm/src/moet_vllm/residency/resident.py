@@ -14,8 +14,7 @@ The step loop owns all state here; no other thread touches it.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -26,13 +25,13 @@ from torch import Tensor
 from moet_core.errors import MoetError
 from moet_core.gate import Gate, Reading
 from moet_core.residency import Key, PoolPolicy, WorkingSetError
-from moet_kernels.experts import combine_parts, experts
+from moet_kernels.experts import experts
 from moet_store import PackError
 from moet_vllm.residency.counts import Counts
 from moet_vllm.residency.padding import Padding
 from moet_vllm.residency.pool import SlotPool
-from moet_vllm.residency.ring import Chunk
 from moet_vllm.residency.stores import HostStore
+from moet_vllm.residency.stream import LayerStream, measured_layer
 from moet_vllm.residency.tier import PoolShape, Tier
 
 __all__ = ["FineTier", "PoolShape", "ResidentExperts"]
@@ -108,12 +107,11 @@ class ResidentExperts:
         self.failure: MoetError | None = None
         self.lacking = 0
         self._agree = agree or (lambda value: value)
-        self._mode: Literal["repair", "stream", "stream fine"] = "repair"
+        self._stream: LayerStream | None = None
         self._prompt = False
         self._never_misses = False
         self._taken: NDArray[np.bool_] | None = None
         self._padding = Padding(padded, device) if padded else None
-        self._ahead: Chunk | None = None
         self._measures = False
 
     @property
@@ -161,7 +159,7 @@ class ResidentExperts:
     @property
     def is_streaming(self) -> bool:
         """Whether the pass that runs now, or is about to, fetches layer by layer."""
-        return self._mode != "repair"
+        return self._stream is not None
 
     def step(
         self,
@@ -221,9 +219,9 @@ class ResidentExperts:
         if self._padding is not None:
             topk_ids = self._padding.without(topk_ids)
         if self._measures and self.shape.working_set(len(x)) > self.shape.slots:
-            return self._measured_layer(layer, x, topk_weights, topk_ids, limit)
-        if self._mode != "repair":
-            return self._stream_layer(layer, x, topk_weights, topk_ids, limit)
+            return measured_layer(self.tiers, layer, x, topk_weights, topk_ids, limit)
+        if self._stream is not None:
+            return self._stream.run_layer(layer, x, topk_weights, topk_ids, limit)
         row = self.shape.row
         fine = self.fine.tier if self.fine is not None else None
         return experts(
@@ -430,11 +428,17 @@ class ResidentExperts:
         """Run a step layer by layer; `counted` says that what it wants was counted before."""
         self.counts.streamed += 1
         before = self.counts.wanted, self.counts.missed
-        self._mode, self._ahead = mode, None
+        fine = self.fine.tier if self.fine is not None else None
+        if mode == "stream fine" and fine is not None:
+            stream = LayerStream(fine, None, self.pool, self.counts)
+        else:
+            stream = LayerStream(self.base, fine, self.pool, self.counts)
+        self._stream = stream
         try:
             output = self._pass(run)
         finally:
-            self._mode = "repair"
+            self._stream = None
+        self.failure = self.failure or stream.failure
         if counted:
             self.counts.wanted, self.counts.missed = before
         if mode == "stream":
@@ -442,71 +446,3 @@ class ResidentExperts:
         if self._agree(FAIL if self.failure else 0):
             self.failure = self.failure or MoetError(OTHER_RANK)
         return output
-
-    def _stream_layer(
-        self, layer: int, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, limit: float | None
-    ) -> Tensor:
-        """Run a layer on what is in slots, then on what is read into the ring, chunk by chunk."""
-        fine = self.fine.tier if self.fine is not None else None
-        tier = fine if fine is not None and self._mode == "stream fine" else self.base
-        both = fine if tier is self.base else None
-        routed = self.pool.mark(layer, topk_ids)
-        absent = self._absent(layer, routed, tier, both)
-        self.counts.wanted += len(routed)
-        self.counts.missed += len(absent)
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            absent = [expert for expert in absent if expert not in ahead.experts]
-        chunks = [absent[at : at + tier.ring.size] for at in range(0, len(absent), tier.ring.size)]
-        if chunks and self.failure is None:
-            tier.read_ahead(layer, chunks[0])
-        parts = x.new_zeros(topk_ids.numel(), x.shape[1], dtype=torch.float32)
-        table = tier.pool.slot_of[layer]
-        if both is not None:
-            both.add(parts, x, topk_ids, both.pool.slot_of[layer], limit)
-            table = table.masked_fill(both.pool.slot_of[layer] >= 0, -1)
-        tier.add(parts, x, topk_ids, table, limit)
-        if ahead is not None:
-            tier.add_chunk(parts, x, topk_ids, ahead, limit)
-        for number, experts_ in enumerate(chunks):
-            if self.failure is None and number + 1 < len(chunks):
-                tier.read_ahead(layer, chunks[number + 1])
-            chunk = self._guarded(partial(tier.start_chunk, layer, experts_))
-            if chunk is None:
-                break  # the step has no result any more; it only has to end
-            tier.add_chunk(parts, x, topk_ids, chunk, limit)
-        if layer + 1 < len(self.shape.layers) and 2 * len(routed) >= self.shape.experts:
-            # A layer that wants most of its experts: so will the next one. Its first rows are
-            # copied while this layer's last ones compute.
-            likely = self._absent(layer + 1, range(self.shape.experts), tier, both)
-            first = likely[: tier.ring.size]
-            self._ahead = self._guarded(partial(tier.start_ready_chunk, layer + 1, first))
-        return combine_parts(parts, topk_weights, x.dtype)
-
-    def _measured_layer(
-        self, layer: int, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, limit: float | None
-    ) -> Tensor:
-        """Use the memory of `_stream_layer` and wait for nothing."""
-        parts = x.new_zeros(topk_ids.numel(), x.shape[1], dtype=torch.float32)
-        for tier in self.tiers:
-            tier.add(parts, x, topk_ids, tier.pool.slot_of[layer], limit)
-        return combine_parts(parts, topk_weights, x.dtype)
-
-    def _absent(
-        self, layer: int, wanted: Iterable[int], tier: Tier, both: Tier | None
-    ) -> list[int]:
-        """Return what of a layer's experts must be brought to a tier, `both` having none of it."""
-        return tier.absent(layer, wanted if both is None else both.absent(layer, wanted))
-
-    def _guarded(self, start: Callable[[], Chunk | None]) -> Chunk | None:
-        """Start a chunk; None if the step has failed, now or before."""
-        if self.failure is not None:
-            return None
-        started = time.perf_counter()
-        try:
-            return start()
-        except PackError as error:
-            self.failure = error
-            return None
-        finally:
-            self.counts.stall_seconds += time.perf_counter() - started
