@@ -39,6 +39,14 @@ def test_a_list_of_demanded_calls_without_an_end_is_a_fault() -> None:
     assert [fault.kind for fault in found.faults] == [FaultKind.CUT_OFF]
 
 
+@pytest.mark.parametrize("tag", ["parameter", 'parameter name="town" string="true"/'])
+def test_a_parameter_that_cannot_be_read_leaves_no_whole_call(tag: str) -> None:
+    """Not even where it has no text."""
+    end = "</｜DSML｜invoke>"
+    (call,) = parse(f'<｜DSML｜invoke name="f"><｜DSML｜{tag}>{end}', "deepseek_v4").calls
+    assert (call.arguments, call.complete) == ("{", False)
+
+
 def test_a_sound_reply_has_none() -> None:
     text = "a</think>b<tool_call>f</tool_call>"
     assert parse(text, "glm47", thinking=Thinking.PROMPT).faults == ()
