@@ -153,8 +153,18 @@ def add_parts(
             parts[places] = _expert(x[places // top_k], w13[i], w2[i], scale, swiglu_limit or 0.0)
 
 
-def combine_parts(parts: Tensor, topk_weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the weighted sum [T, H] in `dtype` of parts float32 [T * k, H], k ascending."""
+def combine_parts(
+    parts: Tensor, topk_weights: Tensor, dtype: torch.dtype, *, backend: str | None = None
+) -> Tensor:
+    """Return the weighted sum [T, H] in `dtype` of parts float32 [T * k, H], k ascending.
+
+    Every part counts: those that no `add_parts` has set are zero. `backend` is as for `experts`;
+    all of them give the same bits.
+    """
+    if choose_backend(parts.new_empty(0, dtype=dtype), backend) != "reference":
+        from moet_kernels.portable import layer
+
+        return layer.combine_all(parts, topk_weights.float().contiguous())
     tokens, top_k = topk_weights.shape
     by_token = parts.view(tokens, top_k, parts.shape[1])
     total = torch.zeros_like(by_token[:, 0])
@@ -282,7 +292,7 @@ def _reference_layer(
             swiglu_limit=swiglu_limit,
             backend="reference",
         )
-    return combine_parts(parts, topk_weights, x.dtype)
+    return combine_parts(parts, topk_weights, x.dtype, backend="reference")
 
 
 def _expert(x: Tensor, w13: Tensor, w2: Tensor, scales: Tensor | None, limit: float) -> Tensor:

@@ -171,4 +171,7 @@ def test_groups_of_experts_give_the_bits_of_all_at_once(case, portable, process,
         args = parts, batch.x, batch.ids, tier.pool, tier.slot_of
         options = {"hidden": 64, "intermediate": 32, "backend": "portable"}
         parts = process.submit(call, add_parts, args, options).result()[1][0]
-    assert torch.equal(combine_parts(parts, batch.weights, torch.bfloat16), whole)
+    args = parts, batch.weights, torch.bfloat16
+    assert torch.equal(combine_parts(*args, backend="reference"), whole)
+    options = {"backend": "portable"}
+    assert torch.equal(process.submit(call, combine_parts, args, options).result()[0], whole)

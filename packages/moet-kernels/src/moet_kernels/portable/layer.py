@@ -11,7 +11,7 @@ from moet_kernels.portable.few import DECODE_TOKENS, few_parts
 from moet_kernels.portable.many import many_parts, mark_routed
 from moet_kernels.portable.tier import Tier
 
-__all__ = ["add_parts", "combine_parts", "expert_layer"]
+__all__ = ["add_parts", "combine_all", "combine_parts", "expert_layer"]
 
 _COMBINE_BLOCK = 1024
 
@@ -89,6 +89,24 @@ def combine_parts(
     parts: Tensor, topk_weights: Tensor, topk_ids: Tensor, base: Tier, fine: Tier | None
 ) -> Tensor:
     """Return the weighted sum bfloat16 [T, H] of the parts of present experts, k ascending."""
+    fine_slots = None if fine is None else fine.slot_of
+    return _combine(parts, topk_weights, topk_ids, base.slot_of, fine_slots)
+
+
+def combine_all(parts: Tensor, topk_weights: Tensor) -> Tensor:
+    """Return the weighted sum bfloat16 [T, H] of all parts, those of absent experts being zero."""
+    options: dict[str, Any] = {"dtype": torch.int32, "device": parts.device}
+    present = torch.zeros(1, **options)
+    return _combine(parts, topk_weights, torch.zeros(topk_weights.shape, **options), present, None)
+
+
+def _combine(
+    parts: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    base_slots: Tensor,
+    fine_slots: Tensor | None,
+) -> Tensor:
     tokens, top_k = topk_ids.shape
     hidden = parts.shape[1]
     out = torch.empty(tokens, hidden, dtype=torch.bfloat16, device=parts.device)
@@ -98,13 +116,13 @@ def combine_parts(
             parts,
             topk_weights,
             topk_ids,
-            base.slot_of,
-            (fine or base).slot_of,
+            base_slots,
+            base_slots if fine_slots is None else fine_slots,
             out,
-            len(base.slot_of),
+            len(base_slots),
             HIDDEN=hidden,
             TOP_K=top_k,
-            FINE=fine is not None,
+            FINE=fine_slots is not None,
             BLOCK=block,
             enable_fp_fusion=False,  # multiplied, then added: what plain torch does
         )
