@@ -11,6 +11,8 @@ from moet_kernels.experts import Tier, experts
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+    # PyTorch warns that it does not see all of them.
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
 ]
 
 MODELS = {

@@ -24,6 +24,8 @@ from moet_vllm.residency import copies as module
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+    # PyTorch warns that it does not see all of them.
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
 ]
 
 ALL = len(LAYERS) * EXPERTS
