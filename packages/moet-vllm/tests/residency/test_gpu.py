@@ -1,9 +1,11 @@
 """Pools on a GPU under CUDA graphs: the bits of all experts, and no wait that need not be."""
 
+import contextlib
 import os
 import random
 import threading
 import time
+import warnings
 
 import pytest
 import torch
@@ -131,17 +133,26 @@ def routings(model, x):
     return found
 
 
+@contextlib.contextmanager
+def unseen_waits_refused():
+    """Let what stops the host without an event, such as copying pageable memory, be an error."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
 def test_a_step_that_cannot_miss_waits_for_nothing(model, open_store, monkeypatch):
     serving = Serving(model, ALL, open_store("pinned"))
     fill(serving)
     wanted = [model.alone(tokens(count, count)) for count in (1, 2, 4)]
     inputs = [tokens(count, count) for count in (1, 2, 4)]
     monkeypatch.setattr(module.Moment, "wait", lambda self: pytest.fail("the host waited"))
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with unseen_waits_refused():
         got = [serving.step(x) for x in inputs]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     for mine, right in zip(got, wanted, strict=True):
         same(mine, right)
     assert serving.resident.counts.passes == 3
@@ -149,16 +160,12 @@ def test_a_step_that_cannot_miss_waits_for_nothing(model, open_store, monkeypatc
 
 @pytest.mark.parametrize("slots", [EXPERTS, ONE_TOKEN + 1, ALL // 2])
 def test_no_step_waits_for_the_device_unseen(model, open_store, slots):
-    """Copies of pageable memory and the like would stop the host without an event to show it."""
     serving = Serving(model, slots, open_store("pinned"))
     inputs = [tokens(COUNTS[seed % len(COUNTS)], seed) for seed in range(16)]
     wanted = [model.alone(x) for x in inputs]
     serving.step(inputs[-1])
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with unseen_waits_refused():
         got = [serving.step(x) for x in inputs]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     for mine, right in zip(got, wanted, strict=True):
         same(mine, right)
 
