@@ -102,6 +102,40 @@ def test_repairing_finds_what_only_the_repaired_routing_misses(open_store):
     assert resident.counts.passes == len(MODEL_LAYERS) + 1
 
 
+def like(x, count):
+    """Return so many tokens that are routed as x is."""
+    return x.repeat(count, 1)
+
+
+def test_requests_that_want_the_same_experts_are_repaired_whatever_they_might_want(model):
+    resident = model.resident(ONE_TOKEN + 4, model.pinned())
+    for number, seed in enumerate([5, 5, 6, 7]):
+        many = like(tokens(1, seed), 6)
+        same(model.step(resident, many), model.alone(many))
+        resident.check_integrity()
+        assert resident.counts.streamed == 1, f"step {number}"
+    assert resident.counts.repaired == 2
+
+
+def test_a_step_that_wants_more_than_was_likely_is_streamed_after_all(model):
+    resident = model.resident(ONE_TOKEN + 4, model.pinned())
+    model.step(resident, like(tokens(1, 5), 6))
+    passes, other = resident.counts.passes, tokens(6, 7)
+    for number in range(3):
+        same(model.step(resident, other), model.alone(other))
+        resident.check_integrity()
+        assert resident.counts.streamed == 2 + number
+    assert resident.counts.passes == passes + 4, "only the first of them was tried"
+
+
+def test_prompts_are_streamed_whatever_decoding_wants(model):
+    resident = model.resident(ONE_TOKEN + 4, model.pinned())
+    many = like(tokens(1, 5), 6)
+    model.step(resident, many)
+    model.step(resident, many, prompt=True)
+    assert resident.counts.streamed == 2
+
+
 def test_a_long_prompt_is_streamed_and_leaves_the_working_set_alone(model, open_store):
     store = open_store("large arena")
     resident = model.resident(ONE_TOKEN + 4, store)

@@ -44,6 +44,9 @@ STREAM = 2**40
 FAIL = 2**41
 """What a rank reports if one of its rows cannot be read."""
 
+LIKELY = 0.9
+"""Share of the slots that a step may be expected to want; more than that is streamed at once."""
+
 OTHER_RANK = "Another rank could not read an expert."
 
 
@@ -110,6 +113,7 @@ class ResidentExperts:
         self._stream: LayerStream | None = None
         self._prompt = False
         self._never_misses = False
+        self._last_decode: tuple[int, int] | None = None
         self._taken: NDArray[np.bool_] | None = None
         self._padding = Padding(padded, device) if padded else None
         self._measures = False
@@ -190,15 +194,15 @@ class ResidentExperts:
         fine = self.fine
         if fine is not None and prompt and fine.prompts:
             output = self._stream_step(run, "stream fine")
-        elif self.shape.working_set(tokens) > self.shape.slots:
-            output = self._stream_step(run, "stream")
-        else:
+        elif self._may_fit(tokens):
             output = self._repair_step(run, restore)
+        else:
+            output = self._stream_step(run, "stream")
         if fine is not None and fine.gate is not None and read is not None and not prompt:
             output = self._gate_step(fine, fine.gate, output, run, restore, read)
         self.counts.failed += self.failure is not None
         self.counts.degraded += self.failure is None and self.lacking > 0
-        self._end()
+        self._end(tokens)
         return output
 
     def run_layer(
@@ -287,8 +291,24 @@ class ResidentExperts:
             # Which experts are fine decides what a step computes: on all ranks the same.
             self.fine.tier.begin_step(self._agree)
 
-    def _end(self) -> None:
+    def _may_fit(self, tokens: int) -> bool:
+        """Say whether a step is to be repaired: it must fit, or be likely to.
+
+        Steps want far fewer experts than they might: requests that decode side by side want many
+        of the same. What the last one wanted is what this one is measured by; if it wants more
+        than there are slots after all, it is streamed then.
+        """
+        if self.shape.working_set(tokens) <= self.shape.slots:
+            return True
+        if self._prompt or self._last_decode is None:
+            return False
+        before, wanted = self._last_decode
+        return wanted * max(1.0, tokens / before) <= LIKELY * self.shape.slots
+
+    def _end(self, tokens: int) -> None:
         """Note what was used, and start to bring what is worth it."""
+        if not self._prompt and not self._never_misses:
+            self._last_decode = tokens, int(np.count_nonzero(self._wanted))
         if self.fine is not None and self.fine.by_use:
             self.fine.tier.policy.note(self._wanted, prompt=self._prompt)
         if self.failure is None:
