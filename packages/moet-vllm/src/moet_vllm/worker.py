@@ -18,12 +18,14 @@ from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
+from vllm.model_executor.models.utils import extract_layer_index
 from vllm.platforms import current_platform
 from vllm.sequence import IntermediateTensors
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from moet_core.errors import ConfigError
 from moet_core.gate import Gate, GateChange, changed, options
+from moet_core.residency import Key
 from moet_vllm.config import SCHEDULER, MoetConfig, parse_config
 from moet_vllm.pool_memory import (
     add_to_weights,
@@ -40,6 +42,7 @@ from moet_vllm.residency.pinning import pin
 from moet_vllm.residency.resident import ResidentExperts
 from moet_vllm.residency.sampled import SampledRows
 from moet_vllm.residency.telemetry import Telemetry
+from moet_vllm.residency.token_routing import TokenRouting, token_tables
 from moet_vllm.routed_experts import MoetRoutedExperts, configured
 
 if current_platform.is_cpu():
@@ -310,6 +313,9 @@ def wrap_forward(runner: Any, worker: MoetWorker) -> None:
     """
     forward = runner._model_forward
     sampled = SampledRows(runner)
+    assert worker.resident is not None
+    layers = worker.resident.shape.layers
+    routing = TokenRouting(token_tables(runner.get_model(), layers, extract_layer_index))
 
     def model_forward(
         input_ids: torch.Tensor | None = None,
@@ -346,14 +352,20 @@ def wrap_forward(runner: Any, worker: MoetWorker) -> None:
                 tensor.copy_(copy)
 
         batch = runner.input_batch
+        tokens = int(runner.query_start_loc.np[batch.num_reqs])
+
+        def certain() -> list[Key]:
+            return routing.keys(input_ids[:tokens].cpu().numpy()) if input_ids is not None else []
+
         fine = resident.fine
         gate = fine.gate if fine is not None else None
         return resident.step(
             run,
-            int(runner.query_start_loc.np[batch.num_reqs]),
+            tokens,
             restore,
             prompt=reads_prompts(runner),
             read=None if gate is None else partial(sampled.read, gate.settings.signal),
+            certain=certain if routing else None,
         )
 
     runner._model_forward = model_forward

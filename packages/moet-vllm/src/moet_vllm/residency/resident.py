@@ -14,7 +14,7 @@ The step loop owns all state here; no other thread touches it.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -173,6 +173,7 @@ class ResidentExperts:
         *,
         prompt: bool = False,
         read: Callable[[T], Reading | None] | None = None,
+        certain: Callable[[], Iterable[Key]] | None = None,
     ) -> T:
         """Run one step and return what its last pass returned.
 
@@ -183,6 +184,8 @@ class ResidentExperts:
             prompt: The step reads prompts: what it wants says little of what decoding will want.
             read: Reads the logits of the rows that will be sampled, for the gate; returns None on
                 ranks that have none.
+            certain: Returns experts, with layers counted from 0, that the step will want whatever
+                its activations are.
 
         Returns:
             The result, which counts only if `failure` is None afterwards.
@@ -195,6 +198,8 @@ class ResidentExperts:
         if fine is not None and prompt and fine.prompts:
             output = self._stream_step(run, "stream fine")
         elif self._may_fit(tokens):
+            if certain is not None and not self._never_misses:
+                self._bring_certain(certain())
             output = self._repair_step(run, restore)
         else:
             output = self._stream_step(run, "stream")
@@ -352,6 +357,20 @@ class ResidentExperts:
             "Each pass makes one more layer's routing final, so the passes differ: is there a "
             "model state that a pass changes? Serve without a pool, and please report it."
         )
+
+    def _bring_certain(self, keys: Iterable[Key]) -> None:
+        """Bring experts before the pass that will want them.
+
+        What cannot be brought is missed by that pass, and brought or refused then.
+        """
+        if self.fine is not None:
+            slot_of = self.fine.tier.policy.slot_of
+            keys = [key for key in keys if slot_of[key] < 0]
+        absent = [key for key in keys if self.policy.slot_of[key] < 0]
+        started = time.perf_counter()
+        with contextlib.suppress(PackError, WorkingSetError):
+            self.counts.missed += self.base.bring(absent) if absent else 0
+        self.counts.stall_seconds += time.perf_counter() - started
 
     def _pass(self, run: Callable[[], T]) -> T:
         """Run one pass; `_wanted` has its marks."""
