@@ -11,8 +11,8 @@ from moet_core.errors import ConfigError
 from moet_vllm.config import SCHEDULER, MoetConfig
 from moet_vllm.drafter_head import is_drafter_head
 from moet_vllm.formats import FLOAT, MXFP4, NVFP4
+from moet_vllm.pool_engine import check_engine
 from moet_vllm.routed_experts import _drafter_codec, in_main_stack, vllm_method
-from moet_vllm.worker import _check_engine
 
 LAYER = "model.layers.9.mlp.experts"
 
@@ -83,21 +83,32 @@ class TestWhoServes:
 
 class TestPool:
     @staticmethod
-    def engine(method: str | None) -> Any:
+    def engine(method: str | None, data_parallel: int = 1) -> Any:
+        parallel = SimpleNamespace(pipeline_parallel_size=1, data_parallel_size=data_parallel)
         return SimpleNamespace(
             scheduler_config=SimpleNamespace(scheduler_cls=SCHEDULER),
             model_config=SimpleNamespace(has_inner_state=False),
             speculative_config=SimpleNamespace(method=method) if method else None,
             kv_transfer_config=None,
-            parallel_config=SimpleNamespace(pipeline_parallel_size=1, data_parallel_size=1),
+            parallel_config=parallel,
             cache_config=SimpleNamespace(enable_prefix_caching=True, calculate_kv_scales=False),
         )
 
     @pytest.mark.parametrize("method", [None, "mtp"])
     def test_the_models_own_layers_draft_beside_a_pool(self, method: str | None) -> None:
-        _check_engine(MoetConfig(), self.engine(method), False, torch.device("cpu"))
+        check_engine(MoetConfig(), self.engine(method), False, torch.device("cpu"))
 
     @pytest.mark.parametrize("method", ["draft_model", "eagle3"])
     def test_another_model_does_not(self, method: str) -> None:
         with pytest.raises(ConfigError, match=f"speculative decoding by {method}.*own MTP layers"):
-            _check_engine(MoetConfig(), self.engine(method), False, torch.device("cpu"))
+            check_engine(MoetConfig(), self.engine(method), False, torch.device("cpu"))
+
+    def test_data_parallel_engines_are_refused(self) -> None:
+        with pytest.raises(ConfigError, match=r"2 data-parallel engines.*one server for each"):
+            check_engine(MoetConfig(), self.engine(None, 2), False, torch.device("cpu"))
+
+    def test_auto_needs_a_gpu(self) -> None:
+        auto, engine = MoetConfig(pool="auto"), self.engine(None)
+        check_engine(auto, engine, False, torch.device("cuda"))
+        with pytest.raises(ConfigError, match=r"pool=auto on a CPU.*size in GiB"):
+            check_engine(auto, engine, False, torch.device("cpu"))

@@ -5,16 +5,14 @@ Given to vLLM as `--worker-cls moet_vllm.worker.MoetWorker`.
 
 import dataclasses
 import time
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 import torch.distributed
 import vllm
-from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.config import CUDAGraphMode
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
@@ -26,7 +24,8 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from moet_core.errors import ConfigError
 from moet_core.gate import Gate, GateChange, changed, options
 from moet_core.residency import Key
-from moet_vllm.config import SCHEDULER, MoetConfig, parse_config
+from moet_vllm.config import MoetConfig, parse_config
+from moet_vllm.pool_engine import check_engine, rank_of
 from moet_vllm.pool_memory import (
     add_to_weights,
     kv_cache_bytes,
@@ -36,9 +35,8 @@ from moet_vllm.pool_memory import (
 from moet_vllm.refusals import check_version
 from moet_vllm.report import report_no_layers
 from moet_vllm.residency import op
-from moet_vllm.residency.build import Rank, ResidencyBuild, building
+from moet_vllm.residency.build import ResidencyBuild, building
 from moet_vllm.residency.heat import load_hot_keys, save_hot_keys
-from moet_vllm.residency.pinning import pin
 from moet_vllm.residency.resident import ResidentExperts
 from moet_vllm.residency.sampled import SampledRows
 from moet_vllm.residency.telemetry import Telemetry
@@ -92,10 +90,10 @@ class MoetWorker(StockWorker):
                 self._report_if_dense(config)
             return
         check_version(vllm.__version__)
-        _check_engine(config, self.vllm_config, self.use_v2_model_runner, self.device)
+        check_engine(config, self.vllm_config, self.use_v2_model_runner, self.device)
         self._flag_sends = []
         self._has_pool = True
-        with building(ResidencyBuild(config, _rank(self.vllm_config, self.device))) as build:
+        with building(ResidencyBuild(config, rank_of(self.vllm_config, self.device))) as build:
             super().load_model(*args, **kwargs)
         self._open_pool(build)
         self._report_if_dense(config)
@@ -136,7 +134,7 @@ class MoetWorker(StockWorker):
                 "start with --enforce-eager, or restart the server."
             )
         config = parse_config(settings)
-        _check_engine(config, self.vllm_config, self.use_v2_model_runner, self.device)
+        check_engine(config, self.vllm_config, self.use_v2_model_runner, self.device)
         if self.resident is not None:
             self._close_pool()
         self._open_pool(self._build.again(config))
@@ -376,107 +374,3 @@ def reads_prompts(runner: Any) -> bool:
     batch = runner.input_batch
     count = batch.num_reqs
     return bool((batch.num_computed_tokens_cpu[:count] < batch.num_prompt_tokens[:count]).any())
-
-
-def _check_engine(
-    config: MoetConfig, vllm_config: VllmConfig, v2_runner: bool, device: torch.device
-) -> None:
-    """Refuse what a pool cannot serve."""
-    parallel = vllm_config.parallel_config
-    scheduler = vllm_config.scheduler_config.scheduler_cls
-    drafts = vllm_config.speculative_config
-    faults = [
-        (v2_runner, "vLLM's second model runner", "unset VLLM_USE_V2_MODEL_RUNNER"),
-        (
-            scheduler != SCHEDULER,
-            f"the scheduler {scheduler!r}",
-            f"add --scheduler-cls {SCHEDULER}",
-        ),
-        (
-            parallel.data_parallel_size > 1,
-            f"{parallel.data_parallel_size} data-parallel engines, whose layers run in step with "
-            "each other",
-            "start one server for each, or use tensor parallelism",
-        ),
-        (
-            config.pool == "auto" and device.type == "cpu",
-            "pool=auto on a CPU, whose memory is not the pool's alone",
-            "give its size in GiB",
-        ),
-        (
-            vllm_config.model_config.has_inner_state,
-            "a model with recurrent state, which a repeated pass would advance twice",
-            "serve it without pool and packs",
-        ),
-        (
-            drafts is not None and drafts.method != "mtp",
-            f"speculative decoding by {drafts.method if drafts else None}",
-            "only the model's own MTP layers draft beside a pool",
-        ),
-        (
-            config.gate != "off" and parallel.pipeline_parallel_size > 1,
-            "a confidence gate over pipeline stages, all of which would have to run again",
-            "use tensor parallelism, or set gate to off",
-        ),
-        (
-            config.miss_tolerance > 0 and vllm_config.cache_config.enable_prefix_caching,
-            "miss_tolerance beside prefix caching, through which an approximate step's blocks "
-            "would reach exact requests",
-            "add --no-enable-prefix-caching",
-        ),
-        (
-            vllm_config.cache_config.calculate_kv_scales,
-            "--calculate-kv-scales, whose first pass may lack experts",
-            "leave it out",
-        ),
-        (
-            vllm_config.kv_transfer_config is not None,
-            "KV transfer beside a pool of experts",
-            "leave --kv-transfer-config out",
-        ),
-    ]
-    for is_fault, found, advice in faults:
-        if is_fault:
-            raise ConfigError(f"A pool of experts cannot honour {found}: {advice}.")
-
-
-def _rank(vllm_config: VllmConfig, device: torch.device) -> Rank:
-    group = get_tp_group()
-    return Rank(
-        tp_rank=group.rank_in_group,
-        tp_size=group.world_size,
-        device=torch.device(device),
-        checkpoint=_checkpoint(vllm_config),
-        agree=_largest_of(group.cpu_group) if group.world_size > 1 else None,
-        pin=pin if torch.device(device).type == "cuda" else None,
-        padded=_padded_rows(vllm_config, torch.device(device)),
-    )
-
-
-def _padded_rows(vllm_config: VllmConfig, device: torch.device) -> int:
-    """Return the rows at most of a padded pass: 0 where no CUDA graph pads one."""
-    if device.type != "cuda" or vllm_config.model_config.dtype != torch.bfloat16:
-        return 0
-    graphs = vllm_config.compilation_config.max_cudagraph_capture_size or 0
-    return max(int(graphs), vllm_config.scheduler_config.max_num_batched_tokens)
-
-
-def _largest_of(group: Any) -> Callable[[int], int]:
-    def agree(value: int) -> int:
-        number = torch.tensor([value], dtype=torch.int64)
-        torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MAX, group=group)
-        return int(number)
-
-    return agree
-
-
-def _checkpoint(vllm_config: VllmConfig) -> Path | None:
-    if vllm_config.load_config.load_format == "dummy":
-        return None
-    folder = Path(vllm_config.model_config.model)
-    if not folder.is_dir():
-        raise ConfigError(
-            f"A pool of experts needs the checkpoint in a local folder, got {folder}. "
-            "`moet serve` downloads it and names the folder."
-        )
-    return folder
