@@ -94,6 +94,7 @@ class TestCommand:
             (["pool=1", "host_store=pack"], "set packs to a folder"),
             (["pool=1", "host_store=arena", "packs=/p"], "needs the size of the arena"),
             (["pack_reads=cached", "pool=1"], "pack_reads has no effect beside no packs"),
+            (["suspend_drafts=true"], "suspend_drafts has no effect beside all experts in place"),
             (["miss_tolerance=2"], "miss_tolerance has no effect beside pool=all"),
             (["host_store=pinned"], "host_store=pinned has no effect beside pool=all"),
             (["experts=native", "pool=1"], "a pool or packs has no effect beside experts=native"),

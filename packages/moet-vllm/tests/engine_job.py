@@ -4,7 +4,8 @@ usage: engine_job.py JOB.json OUT.json
 
 The job: `model`, `moet` (the plugin's settings or null), `tensor_parallel`, `pipeline_parallel`,
 `dtype`, `prompts` (lists of token ids), `tokens` (how many to generate), `engine` (more arguments
-of vLLM's LLM; with `speculative_config` the share of accepted drafts at each position is reported),
+of vLLM's LLM; with `speculative_config` the share of accepted drafts at each position is reported,
+and of one rank what it costs with drafts and without, if they may be suspended),
 `measure_load` (true: report the memory that loading the experts took).
 """
 
@@ -111,6 +112,9 @@ def main() -> None:
         steps = found["vllm:spec_decode_num_drafts"].value
         accepted = found["vllm:spec_decode_num_accepted_tokens_per_pos"].values
         result["acceptance"] = [count / steps for count in accepted]
+        if (job["moet"] or {}).get("suspend_drafts") and world == 1:
+            scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+            result["draft_cost"] = scheduler._suspension.switch.cost
     if memory is not None:
         result["load_bytes"] = memory.peak - memory.before
     Path(sys.argv[2]).write_text(json.dumps(result))

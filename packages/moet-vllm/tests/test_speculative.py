@@ -31,7 +31,9 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def serve(run_engine: Run) -> Run:
-    def run(drafts: int, moet: dict[str, Any], tensor_parallel: int = 1) -> dict[str, Any]:
+    def run(
+        drafts: int, moet: dict[str, Any], tensor_parallel: int = 1, tokens: int = TOKENS
+    ) -> dict[str, Any]:
         engine: dict[str, Any] = {"disable_log_stats": False, "max_num_batched_tokens": 48}
         if drafts:
             engine["speculative_config"] = {"method": "mtp", "num_speculative_tokens": drafts}
@@ -44,7 +46,7 @@ def serve(run_engine: Run) -> Run:
                 tinymoe.CHECKPOINT,
                 moet=moet,
                 prompts=prompts(),
-                tokens=TOKENS,
+                tokens=tokens,
                 engine=engine,
                 tensor_parallel=tensor_parallel,
             )
@@ -90,3 +92,19 @@ def test_drafts_change_no_token_and_most_are_accepted(
     assert got["acceptance"][0] > 0.6, f"wanted about 0.8 of first drafts, got {got['acceptance']}"
     converted = [line for line in got["log"].splitlines() if f'{MARKER}{{"event":"conv' in line]
     assert ['"layers":8,' in line for line in converted] == [True] * tensor_parallel, converted
+
+
+def test_steps_without_drafts_between_those_with_change_no_token(
+    serve: Run, comparisons: dict[str, Comparison]
+) -> None:
+    """Trials of what a token costs without drafts begin after 128 steps of decoding alone."""
+    tokens = 320
+    wanted = serve(0, {"pool": HALF}, tokens=tokens)
+    got = serve(1, {"pool": HALF, "suspend_drafts": True}, tokens=tokens)
+    assert got["answers"] is not None, got["log"]
+    assert sorted(got["draft_cost"]) == ["drafts", "none"], got["draft_cost"]
+    found = compare(wanted["answers"], got["answers"], ROUNDING_NATS)
+    comparisons["k=1 with trials of none against k=0"] = found
+    assert not found.faults, found.faults
+    assert found.compared >= len(prompts()) * tokens // 2, f"too little is comparable: {found}"
+    assert got["acceptance"][0] > 0.6, got["acceptance"]

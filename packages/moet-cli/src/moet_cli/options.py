@@ -179,6 +179,12 @@ OPTIONS: dict[str, Option] = {
             "probability that a certain step runs again too, to measure what the gate misses",
         ),
         _moet(
+            "suspend_drafts",
+            bool,
+            False,
+            "suspend drafts while a token takes longer with them than without (beside a pool)",
+        ),
+        _moet(
             "report_seconds",
             Annotated[int, msgspec.Meta(ge=0)],
             60,

@@ -53,6 +53,8 @@ class MoetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         gate_passes: finer passes of one step; 0 for as many as it takes.
         gate_audit: probability that a certain step runs again too, to measure what the gate lets
             through.
+        suspend_drafts: suspend speculative decoding while a token takes longer with drafts than
+            without; measured while serving.
         report_seconds: time between two lines about the pool in the log; 0 for none.
     """
 
@@ -72,6 +74,7 @@ class MoetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     gate_budget: Annotated[int, msgspec.Meta(ge=0)] = 0
     gate_passes: Annotated[int, msgspec.Meta(ge=0)] = 3
     gate_audit: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    suspend_drafts: bool = False
     report_seconds: Annotated[int, msgspec.Meta(ge=0)] = 60
 
     @property
@@ -148,6 +151,11 @@ def _check(config: MoetConfig) -> None:
             f"host_store={config.store}",
         ),
         (config.pack_reads is not None and not config.packs, "pack_reads", "no packs"),
+        (
+            config.suspend_drafts and not config.is_resident,
+            "suspend_drafts",
+            "all experts in place (no pool, packs or fine)",
+        ),
         (config.miss_tolerance > 0 and not partial, "miss_tolerance", "pool=all"),
     ]
     for is_fault, setting, beside in faults:

@@ -17,8 +17,10 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
+
+from moet_vllm.suspension import make_suspension
 
 __all__ = ["make_scheduler"]
 
@@ -34,11 +36,30 @@ def make_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Schedu
 
 
 class _Outcomes(Scheduler):
-    """Acts on what `MoetOutput` says of a step."""
+    """Acts on what `MoetOutput` says of a step, and suspends drafts if that is wanted."""
+
+    def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(vllm_config, *args, **kwargs)
+        self._suspension = make_suspension(vllm_config)
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        super()._update_after_schedule(scheduler_output)
+        if self._suspension is not None:
+            self._suspension.scheduled(scheduler_output)
+            if self._suspension.drops:
+                # Where steps are scheduled ahead, the next one has places for drafts by now.
+                for request_id in scheduler_output.num_scheduled_tokens:
+                    self.requests[request_id].spec_token_ids = []
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        if self._suspension is None or not self._suspension.drops:
+            super().update_draft_token_ids(draft_token_ids)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> Outputs:
+        if self._suspension is not None:
+            self._suspension.ended(scheduler_output, model_runner_output)
         failure = getattr(model_runner_output, "failure", "")
         lacking = getattr(model_runner_output, "lacking", 0)
         if failure:
