@@ -60,3 +60,11 @@ def test_a_forked_child_has_it_not(length):
         os.waitpid(child, 0)
         os.close(readable)
         os.close(writable)
+
+
+def test_a_mapping_that_starts_anywhere(monkeypatch):
+    """As kernels before 6.7 make them: here one page behind a huge page's start."""
+    monkeypatch.setattr("moet_store.memory.address_of", lambda data: address_of(data) + 4096)
+    buffer = aligned_buffer(7 * MIB)
+    assert len(buffer) == 7 * MIB
+    assert (address_of(buffer) + 4096) % HUGE_PAGE == 0
