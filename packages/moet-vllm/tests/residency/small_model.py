@@ -1,6 +1,7 @@
 """A few layers of routed experts without vLLM, to run steps over a pool and over all experts."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,9 @@ class SmallModel:
 
         return self.forward(x.clone(), run_layer)
 
-    def read(self, output: Tensor) -> Reading:
-        """Read the logits of a pass's output."""
-        return reading_of("max_prob", output @ self.head, None)
+    def read(self, output: Tensor, drafts: list[list[int]] | None = None) -> Reading:
+        """Read the logits of a pass's output; `drafts` as for `reading_of`."""
+        return reading_of("max_prob", output @ self.head, drafts)
 
     def write_pack(self, folder: Path, *, fine: bool = False) -> Path:
         layout, rows, tier = (
@@ -123,7 +124,14 @@ class SmallModel:
     def fine_tier(self, slots: int, store: HostStore, **use: Any) -> FineTier:
         return FineTier(Tier(self.shape(slots, fine=True), store, torch.device("cpu")), **use)
 
-    def step(self, resident: ResidentExperts, x: Tensor, *, prompt: bool = False) -> Tensor:
+    def step(
+        self,
+        resident: ResidentExperts,
+        x: Tensor,
+        *,
+        prompt: bool = False,
+        drafts: list[list[int]] | None = None,
+    ) -> Tensor:
         """Run one step of x [T, H] over a pool; its input is put back before each pass."""
         inputs = x.clone()
         return resident.step(
@@ -131,7 +139,7 @@ class SmallModel:
             len(x),
             lambda: inputs.copy_(x),
             prompt=prompt,
-            read=self.read,
+            read=partial(self.read, drafts=drafts),
         )
 
 

@@ -11,9 +11,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from small_model import EXPERTS, MODEL_LAYERS, TOP_K, VOCABULARY, SmallModel, tokens
+from small_model import (
+    EXPERTS,
+    FINE_LAYOUT,
+    HIDDEN,
+    INTERMEDIATE,
+    MODEL_LAYERS,
+    TOP_K,
+    VOCABULARY,
+    SmallModel,
+    tokens,
+)
 
 from moet_core.gate import Gate, GateChange, GateSettings, changed
+from moet_kernels.experts import Tier, experts
 from moet_store import PackErrorKind
 from moet_store.engines import PoolEngine
 from moet_vllm.residency.sampled import SampledRows, reading_of
@@ -115,6 +126,52 @@ def test_a_step_takes_no_more_passes_than_it_may(model):
         before = resident.counts.passes
         model.step(resident, tokens(1, seed))
         assert resident.counts.passes - before <= 2
+
+
+def held_fine(model, x, held):
+    """Return what x gives where the experts in `held`, bool [layers, experts], are fine."""
+
+    def run_layer(number, x, weights, ids, limit):
+        slots = torch.arange(EXPERTS, dtype=torch.int32)
+        fine = slots.masked_fill(torch.from_numpy(~held[number]), -1)
+        return experts(
+            x,
+            weights,
+            ids,
+            model.rows[number],
+            slots,
+            hidden=HIDDEN,
+            intermediate=INTERMEDIATE,
+            codec="w2",
+            swiglu_limit=limit,
+            fine=Tier(model.fine_rows[number], fine, FINE_LAYOUT),
+        )
+
+    return model.forward(x.clone(), run_layer)
+
+
+@pytest.mark.parametrize("slots", [EXPERTS, ALL])
+def test_between_the_ends_a_step_is_certain_or_fine_throughout(model, slots):
+    """With drafts: rows that cannot be emitted decide nothing, and all rows of a fire are fine."""
+    tau, choose = 0.2, random.Random(3)
+    resident = gated(model, slots, ALL // 2, tau=tau)
+    found = {"certain": 0, "certain but for unreachable rows": 0, "fine": 0}
+    for seed in range(120):
+        drafts = [[0] * choose.randint(0, 3) for _ in range(choose.randint(1, 2))]
+        x = tokens(sum(len(part) + 1 for part in drafts), seed)
+        first = held_fine(model, x, resident.fine.tier.policy.slot_of >= 0)
+        rows = iter((first @ model.head).argmax(-1).tolist())
+        for part in drafts:
+            says = [next(rows) for _ in range(len(part) + 1)]
+            part[:] = [token if choose.random() < 0.6 else 99 for token in says[:-1]]
+        reading = model.read(first, drafts)
+        is_certain = (reading.confidence[reading.counts] > tau).all()
+        got = model.step(resident, x, drafts=drafts)
+        same(got, first if is_certain else model.alone(x, fine=True))
+        found["certain" if is_certain else "fine"] += 1
+        found["certain but for unreachable rows"] += is_certain and reading.confidence.min() <= tau
+        resident.check_integrity()
+    assert min(found.values()) >= 10, found
 
 
 def test_a_gate_can_be_set_between_steps(model):
