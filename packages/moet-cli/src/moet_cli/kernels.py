@@ -164,6 +164,41 @@ def run_verify(output: Output, source: Path) -> None:
     run_emulate(output, source, None, 0, exact=program.kernel != "copy")
 
 
+def run_verify_device(output: Output) -> None:
+    """Load every SM120 kernel on this machine's GPU and ask it what is known.
+
+    Raises:
+        ConfigError: there is no SM120 GPU.
+        MoetError: a kernel was refused or wrong.
+    """
+    import torch
+
+    from moet_kernels.arch import capability, runs_sm120
+    from moet_kernels.sm120.driver import CudaDriver
+    from moet_kernels.sm120.trust import examine, report
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not runs_sm120(device):
+        found = capability(device)
+        what = "no NVIDIA GPU" if found is None else "sm_{}{}".format(*found)
+        raise ConfigError(
+            f"verify --device needs an NVIDIA GPU of sm_120, found {what}. Other devices use the "
+            "portable kernels, which need no such test."
+        )
+    driver = CudaDriver(device)
+    answers = examine(driver)
+    flawed = [answer for answer in answers if answer.flaw is not None]
+    columns = "kernel", "variant", "answer"
+    rows = report(answers)
+    found_kernels = [dict(zip(columns, row, strict=True)) for row in rows]
+    output.result(
+        {"event": "verify-device", "device": driver.identity, "kernels": found_kernels},
+        make_table(f"SM120 kernels on {driver.identity}", columns, rows),
+    )
+    if flawed:
+        raise MoetError(f"{len(flawed)} of {len(answers)} kernels may not be used here.")
+
+
 def _read(source: Path) -> "Program":
     from moet_kernels.sass.source import parse_source
 
@@ -285,10 +320,16 @@ def emulate_command(
 
 
 @command(kernels, "verify")
-@click.argument("source", type=_FILE)
-def verify_command(output: Output, source: Path) -> None:
-    """Assemble, link, audit and emulate SOURCE, safe and tuned."""
-    run_verify(output, source)
+@click.argument("source", type=_FILE, required=False)
+@click.option("--device", is_flag=True, help="Test the SM120 kernels on this machine's GPU.")
+def verify_command(output: Output, source: Path | None, device: bool) -> None:
+    """Assemble, link, audit and emulate SOURCE, safe and tuned; or test kernels on the GPU."""
+    if device == (source is not None):
+        raise UsageError("Give either a source file or --device.")
+    if source is None:
+        run_verify_device(output)
+    else:
+        run_verify(output, source)
 
 
 @command(kernels, "learn")

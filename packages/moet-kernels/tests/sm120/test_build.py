@@ -5,8 +5,10 @@ import re
 import pytest
 
 from moet_kernels.sass.arch import SM120A
+from moet_kernels.sass.assemble import disassemble
 from moet_kernels.sass.audit import audit
 from moet_kernels.sass.cubin import Cubin
+from moet_kernels.sass.source import write_source
 from moet_kernels.sass.table import committed_table
 from moet_kernels.sass.tools import have_tools, run_tool, tool_version
 from moet_kernels.sm120.build import (
@@ -15,6 +17,7 @@ from moet_kernels.sm120.build import (
     cubin_path,
     differences,
     digest,
+    listing_path,
     read_manifest,
     sources_of,
 )
@@ -56,6 +59,13 @@ def test_four_blocks_fit_on_a_processor(name, variant):
     assert 4 * 256 * registers <= 65536
     assert 4 * (built.shared + 1024) <= 100 * 1024
     assert Cubin.open(cubin_path(FOLDER, name, variant)).registers(name) == built.registers[variant]
+
+
+@needs_tools
+@pytest.mark.parametrize("name", COMPILED)
+def test_the_listing_is_the_cubins(name):
+    program = disassemble(Cubin.open(cubin_path(FOLDER, name, "twin")), name)
+    assert listing_path(FOLDER, name).read_text() == write_source(program)
 
 
 @needs_tools

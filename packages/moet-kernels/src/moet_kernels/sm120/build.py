@@ -15,13 +15,13 @@ from pathlib import Path
 import msgspec
 
 from moet_kernels.sass.arch import SM120A
-from moet_kernels.sass.assemble import assemble
+from moet_kernels.sass.assemble import assemble, disassemble
 from moet_kernels.sass.audit import audit
 from moet_kernels.sass.cubin import Cubin
 from moet_kernels.sass.errors import SassError
 from moet_kernels.sass.link import link
 from moet_kernels.sass.schedule import safe, tuned
-from moet_kernels.sass.source import parse_source
+from moet_kernels.sass.source import parse_source, write_source
 from moet_kernels.sass.table import committed_table
 from moet_kernels.sass.tools import compile_cuda, tool_version
 from moet_kernels.sm120.write import KERNELS, Kernel, sass_source
@@ -36,6 +36,7 @@ __all__ = [
     "cubin_path",
     "differences",
     "digest",
+    "listing_path",
     "read_manifest",
     "sources_of",
 ]
@@ -75,6 +76,11 @@ class Manifest(msgspec.Struct, frozen=True):
 def cubin_path(folder: Path, kernel: str, variant: str) -> Path:
     """Where a variant of a kernel lies."""
     return folder / f"{kernel}.{variant}.cubin"
+
+
+def listing_path(folder: Path, kernel: str) -> Path:
+    """Where the code of a compiled kernel lies as text, for an emulator without `nvdisasm`."""
+    return folder / f"{kernel}.listing.sass"
 
 
 def sources_of(kernel: str) -> tuple[str, ...]:
@@ -141,7 +147,10 @@ def _build_hand_written(kernel: Kernel, out: Path) -> Built:
 
 
 def _build_compiled(name: str, out: Path) -> Built:
-    return _write(name, {"twin": _compile(name, out)}, out)
+    image = _compile(name, out)
+    listing = write_source(disassemble(Cubin(image), name))
+    listing_path(out, name).write_text(listing)
+    return _write(name, {"twin": image}, out)
 
 
 def _compile(name: str, out: Path) -> bytes:

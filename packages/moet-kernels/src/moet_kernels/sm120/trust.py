@@ -110,7 +110,7 @@ def examine(driver: Driver, folder: Path = FOLDER) -> list[Answer]:
     return answers
 
 
-def report(answers: Iterable[Answer]) -> list[tuple[str, str, str]]:
+def report(answers: Iterable[Answer]) -> list[tuple[str, ...]]:
     """Rows (kernel, variant, what it did) for people."""
     return [(a.kernel, a.variant, a.flaw or "right") for a in answers]
 
