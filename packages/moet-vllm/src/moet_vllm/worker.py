@@ -135,6 +135,11 @@ class MoetWorker(StockWorker):
             )
         config = parse_config(settings)
         check_engine(config, self.vllm_config, self.use_v2_model_runner, self.device)
+        if config.pool == "auto":
+            raise ConfigError(
+                "pool=auto is what a device has left when the engine starts; give a pool that is "
+                "opened again its size in GiB."
+            )
         if self.resident is not None:
             self._close_pool()
         self._open_pool(self._build.again(config))
