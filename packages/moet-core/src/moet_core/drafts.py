@@ -16,7 +16,7 @@ WINDOW = 16
 """Steps of a measurement; as many of the usual way are compared with as many of the other."""
 
 SETTLE = 4
-"""Steps after a change of way that do not count: the experts of the former way leave the pool."""
+"""Steps of a trial before those that count: the experts of the former way leave the pool."""
 
 MARGIN = 0.1
 """By what share the other way must be cheaper for a change, so that noise changes nothing."""
@@ -59,8 +59,6 @@ class DraftSwitch:
         if way != self.wanted:
             return
         self._left -= 1
-        if self._trial and self._left >= WINDOW:
-            return
         self._steps.append((seconds, tokens))
         if self._left > 0:
             return
