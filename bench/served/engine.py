@@ -6,6 +6,7 @@ Orders are JSON lines on the standard input, the first one the `Spec`; answers a
 the given file descriptor.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -23,7 +24,23 @@ WORKER = {
     "scheduler_cls": "moet_vllm.scheduler.make_scheduler",
 }
 
+MODULES = (
+    "vllm.entrypoints.llm",
+    "vllm.v1.engine.llm_engine",
+    "vllm.v1.worker.gpu_model_runner",
+    "vllm.model_executor.models.deepseek_v2",
+)
+
 GRAPHS_ALONE = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+
+
+def import_vllm() -> None:
+    """Import what engines need, which takes seconds and no GPU."""
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    for module in MODULES:
+        importlib.import_module(module)
 
 
 def build(spec: Spec) -> Any:
@@ -37,12 +54,12 @@ def build(spec: Spec) -> Any:
         "enable_prefix_caching": False,
         "max_model_len": 2048,
         "max_num_seqs": 8,
-        "max_num_batched_tokens": 2048,
+        "max_num_batched_tokens": 1024,
         "seed": 0,
     }
     if torch.cuda.is_available():
-        arguments["gpu_memory_utilization"] = 0.12
-        arguments["kv_cache_memory_bytes"] = 1 << 29
+        arguments["gpu_memory_utilization"] = 0.02  # the least that must be free; no limit here
+        arguments["kv_cache_memory_bytes"] = 1 << 28
         arguments["enable_flashinfer_autotune"] = False  # it tunes nothing that runs here
         arguments["compilation_config"] = {
             "cudagraph_capture_sizes": [1, 2, 4, 8],
@@ -78,6 +95,7 @@ def main() -> None:
             answers.write(json.dumps(message) + "\n")
             answers.flush()
 
+        import_vllm()
         spec = msgspec.convert(json.loads(sys.stdin.readline()), Spec)
         llm = build(spec)
         from served import tasks

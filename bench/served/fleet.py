@@ -19,6 +19,8 @@ from typing import Any
 
 import msgspec
 
+from served.steps import wait_for
+
 __all__ = ["Engine", "EngineError", "Spec", "fleet"]
 
 ENVIRONMENT = {
@@ -27,6 +29,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_HOST_IP": "127.0.0.1",
     "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "2",  # a dozen engines that each spin on every core wait for each other
     # What only costs time at the start.
     "VLLM_DEEP_GEMM_WARMUP": "skip",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -72,6 +75,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 class Engine:
     """A running engine, or what is left of one.
 
+    Its process starts at once and imports what it needs; the model is loaded after `begin`.
+
     Attributes:
         ready: What the engine said when it was; empty before.
         error: Why it is of no use; empty if it is.
@@ -98,7 +103,12 @@ class Engine:
             )
         os.close(answer)
         self._buffer = b""
-        self._say(msgspec.to_builtins(spec))
+
+    def begin(self) -> None:
+        """Have the engine load its model; the time of its start runs from here."""
+        self._began = time.monotonic()
+        with contextlib.suppress(EngineError):
+            self._say(msgspec.to_builtins(self.spec))
 
     def wait(self, seconds: float) -> bool:
         """Wait until the engine is ready; False if it is of no use."""
@@ -182,13 +192,16 @@ class Engine:
 
 
 @contextlib.contextmanager
-def fleet(specs: list[Spec], logs: Path, seconds: float) -> Iterator[dict[str, Engine]]:
+def fleet(
+    specs: list[Spec], logs: Path, seconds: float, steps: Path | None = None
+) -> Iterator[dict[str, Engine]]:
     """Start engines together and wait for all of them.
 
     Args:
         specs: Those with an `after` start once that engine is ready, and not at all if it fails.
         logs: Folder of their log files.
         seconds: Longest start of one engine.
+        steps: Folder of `served.steps`: models load at its step `load`.
 
     Yields:
         Every engine by name, those that did not start too, with their `error`.
@@ -198,13 +211,20 @@ def fleet(specs: list[Spec], logs: Path, seconds: float) -> Iterator[dict[str, E
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # engines must not outlive it
     try:
         waiting = list(specs)
+        engines.update({spec.name: Engine(spec, logs) for spec in waiting if not spec.after})
+        wait_for(steps, "load")
+        for engine in engines.values():
+            engine.begin()
         while waiting:
             started = [s for s in waiting if not s.after or s.after in engines]
             for spec in started:
-                if spec.after and not engines[spec.after].wait(seconds):
+                if not spec.after:
+                    continue
+                if not engines[spec.after].wait(seconds):
                     print(f"{spec.name}: not started, {spec.after} failed", flush=True)
                     continue
                 engines[spec.name] = Engine(spec, logs)
+                engines[spec.name].begin()
             if not started:
                 raise ValueError(f"engines wait for unknown ones: {[s.after for s in waiting]}")
             waiting = [spec for spec in waiting if spec not in started]

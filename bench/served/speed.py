@@ -4,7 +4,9 @@
 
 Parts, each with a result file PART-MODEL.json of its own, written anew after every round:
 
-decode  stock vLLM against 2-bit experts at 1, 4 and 8 streams, with the GPU time of each kernel.
+decode  stock vLLM against 2-bit experts at 1, 4 and 8 streams, with the experts' share of a pass.
+profile the GPU time of each kernel of those steps.
+bits    every logit of pools, fine tier and gate (`served.identity`), by engines of `decode`.
 pool    a pool that holds every expert against the engine that needs none.
 misses  pools of 25 and 50 % over an arena of half the rows over packs on the disk, and stock vLLM
         with the same GPU memory for experts and the rest offloaded; prompts that stream.
@@ -25,10 +27,12 @@ import numpy as np
 
 from moet_cli.bench import run_result
 from moet_core.results import measurement, write_result
-from served import checkpoints
+from served import checkpoints, identity
 from served.fleet import Engine, EngineError, Spec, fleet
 from served.kernels import expert_time
 from served.settings import GIB, Experts, read_experts
+from served.steps import reach, wait_for
+from served.tasks import random_prompts
 
 __all__ = ["Run", "main"]
 
@@ -51,16 +55,20 @@ class Run:
         self.out = args.out / f"{part}-{args.model}.json"
         self.model = checkpoints.folder(args.root, args.model)
         self.experts: Experts = read_experts(self.model)
-        self.packs = str(args.root / f"packs-speed-{args.model}")
+        self.packs: Path = (args.packs or args.root) / f"packs-speed-{args.model}"
         self.engines: dict[str, Engine] = {}
         self.notes: list[str] = []
-        self._until = time.monotonic() + args.seconds
+        self._until = 0.0
         self._started = datetime.now(UTC)
         self._samples: dict[tuple[str, str], list[float]] = {}
 
+    def begin(self) -> None:
+        """Begin to measure; the time of the part runs from here."""
+        self._until = time.monotonic() + self.args.seconds
+
     @property
     def seconds_left(self) -> float:
-        """Time until the run must end."""
+        """Time until the part must end."""
         return self._until - time.monotonic()
 
     def spec(self, name: str, moet: dict[str, Any] | None, **settings: Any) -> Spec:
@@ -79,7 +87,7 @@ class Run:
         if name not in self.engines or self.seconds_left < 5:
             return None
         try:
-            return self.engines[name].ask(task, min(120.0, self.seconds_left), **arguments)
+            return self.engines[name].ask(task, min(60.0, self.seconds_left), **arguments)
         except EngineError as error:
             print(f"{error}\n{self.engines[name].tail()}", flush=True)
             self.notes.append(f"{name}: {task} failed")
@@ -133,19 +141,22 @@ def decode(run: Run) -> None:
         run.write()
     for streams in (1, 4, 8):
         _forward_times(run, streams)
-    run.write()
+
+
+def profile(run: Run) -> None:
+    """Look where the GPU's time goes in decode steps."""
     profiles = {}
     for streams in (1, 4, 8):
         for name in ("stock", "w2", "fp4"):
-            profile = run.ask(name, "profile", streams=streams, prompt=64, tokens=40)
-            if not profile or not profile["kernels"]:
+            found = run.ask(name, "profile", streams=streams, prompt=64, tokens=40)
+            if not found or not found["kernels"]:
                 continue
-            profiles[f"{name}, {streams} streams"] = profile["kernels"]
-            total, experts = sum(profile["kernels"].values()), expert_time(profile["kernels"])
+            profiles[f"{name}, {streams} streams"] = found["kernels"]
+            total, experts = sum(found["kernels"].values()), expert_time(found["kernels"])
             what = f"{name}, {streams} streams"
             run.add(f"kernels of a step: {what}", "ms", total / 1000)
             run.add(f"kernels of experts: {what}", "ms", experts / 1000)
-    run.out.with_suffix(".kernels.json").write_text(json.dumps(profiles, indent=1))
+            run.out.with_suffix(".kernels.json").write_text(json.dumps(profiles, indent=1))
 
 
 def _forward_times(run: Run, streams: int) -> None:
@@ -169,6 +180,40 @@ def decode_specs(run: Run) -> list[Spec]:
         run.spec("fp4", {"experts": "fp4"}),
         run.spec("without experts", {}, without_experts=True),
     ]
+
+
+def bits(run: Run) -> None:
+    """Compare every logit of pools and of the gate with those of engines without."""
+    vocabulary = checkpoints.vocabulary(run.model)
+    prompts = [random_prompts(vocabulary, 1, length, 0)[0] for length in identity.LENGTHS]
+    results = {}
+    for case in _bits_cases(run):
+        run.ask(case.name, "hash_all", on=True)
+        if case.name in run.engines:
+            seconds = max(1.0, min(60.0, run.seconds_left))
+            results[case.name] = identity.run_case(run.engines[case.name], prompts, seconds)
+            print(f"{case.name}: {results[case.name]['error'] or 'served'}", flush=True)
+        run.ask(case.name, "hash_all", on=False)
+    records = identity.compare(_bits_cases(run), results)
+    for record in records:
+        print(json.dumps(record), flush=True)
+    for one in identity.measurements(run.args.model, records):
+        run.add(one.name, one.unit, *one.samples)
+    names = [name for name, found in results.items() if not found["error"]]
+    run.notes.append(f"compared: {', '.join(names)}; under CUDA graphs, cold and warm")
+
+
+def _bits_cases(run: Run) -> list[identity.Case]:
+    listed = identity.cases(run.experts, run.packs.with_name(f"packs-bits-{run.args.model}"))
+    return [case for case in listed if case.name in BITS]
+
+
+BITS = ("w2", "fp4", "half arena", "half pinned", "least pinned", "gate always", "gate never")
+
+
+def bits_specs(run: Run) -> list[Spec]:
+    """Return the engines of `bits`."""
+    return [run.spec(case.name, case.moet) for case in _bits_cases(run)]
 
 
 def pool(run: Run) -> None:
@@ -257,10 +302,9 @@ def misses_specs(run: Run) -> list[Spec]:
     found = [run.spec("all resident", {}, engine=engine)]
     for part, share in SHARES.items():
         pool = experts.pool(share)
-        arena = {**pool, **experts.arena(0.5), "packs": run.packs}
-        first = f"{next(iter(SHARES))}, arena"
-        name = f"{part}, arena"
-        found.append(run.spec(name, arena, engine=engine, after="" if name == first else first))
+        packs = f"{run.packs}-{100 * share:.0f}"  # each its own, so that none waits for another
+        arena = {**pool, **experts.arena(0.5), "packs": packs}
+        found.append(run.spec(f"{part}, arena", arena, engine=engine))
         pinned = {**pool, "host_store": "pinned"}
         found.append(run.spec(f"{part}, pinned", pinned, engine=engine))
         offload = {
@@ -313,6 +357,8 @@ def gate_specs(run: Run) -> list[Spec]:
 
 PARTS = {
     "decode": (decode_specs, decode),
+    "profile": (decode_specs, profile),
+    "bits": (bits_specs, bits),
     "pool": (pool_specs, pool),
     "misses": (misses_specs, misses),
     "gate": (gate_specs, gate),
@@ -325,14 +371,16 @@ def main() -> None:
     parser.add_argument("parts", nargs="+", choices=list(PARTS))
     parser.add_argument("--model", required=True)
     parser.add_argument("--root", type=Path, required=True, help="where checkpoints are")
+    parser.add_argument("--packs", type=Path, help="where packs are written, if not in --root")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--steps", type=Path, help="folder of the files that begin each phase")
     parser.add_argument("--only", default="", help="engines, separated by semicolons")
     parser.add_argument("--compiled", action="store_true", help="with torch.compile")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=160, help="of each answer")
     parser.add_argument("--prompt", type=int, default=8192, help="tokens of long prompts")
     parser.add_argument("--start-seconds", type=float, default=240.0)
-    parser.add_argument("--seconds", type=float, default=500.0, help="of the whole run")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of each part")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     runs = [Run(part, args) for part in args.parts]
@@ -344,12 +392,15 @@ def main() -> None:
         if not args.only or spec.name in args.only.split(";")
     }
     logs = args.out / f"logs-{'-'.join(args.parts)}-{args.model}"
-    with fleet(list(specs.values()), logs, args.start_seconds) as engines:
+    with fleet(list(specs.values()), logs, args.start_seconds, args.steps) as engines:
         for name, engine in engines.items():
             print(f"{name}: {engine.error or engine.ready}", flush=True)
             if engine.error:
                 print(f"===== {name}\n{engine.tail()}", flush=True)
+        reach(args.steps, "ready")
         for run in runs:
+            wait_for(args.steps, run.part)
+            run.begin()
             run.notes.append("torch.compile and CUDA graphs" if args.compiled else GRAPHS_ALONE)
             names = [spec.name for spec in wanted[run.part] if spec.name in engines]
             run.engines = {name: engines[name] for name in names if not engines[name].error}
@@ -359,6 +410,7 @@ def main() -> None:
             finally:
                 run.write()
                 run.show()
+                reach(args.steps, f"{run.part}.done")
 
 
 if __name__ == "__main__":

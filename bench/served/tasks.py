@@ -43,6 +43,11 @@ def answer(llm: Any, prompts: list[list[int]], tokens: int, streams: int) -> dic
     return {"tokens": found, "hashes": [h for h in llm.collective_rpc(take_hashes) if h]}
 
 
+def hash_all(llm: Any, on: bool) -> None:
+    """Keep the hash of every step's logits from now on, or no longer."""
+    llm.collective_rpc(hash_logits if on else _stop_hashing)
+
+
 def decode(
     llm: Any,
     streams: int,
@@ -225,6 +230,10 @@ def hash_logits(worker: Any) -> None:
     model.compute_logits = compute_logits
 
 
+def _stop_hashing(worker: Any) -> None:
+    del worker.model_runner.model.compute_logits
+
+
 def take_hashes(worker: Any) -> list[str]:
     """Return the hashes kept since the last call."""
     hashes: list[str] = getattr(worker, "hashes", [])
@@ -382,6 +391,7 @@ def copy_bandwidth(llm: Any, gib: float = 1.0, rounds: int = 5) -> list[float]:
 
 TASKS: dict[str, Callable[..., Any]] = {
     "answer": answer,
+    "hash_all": hash_all,
     "decode": decode,
     "prefill": prefill,
     "counts": counts,

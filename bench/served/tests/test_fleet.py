@@ -5,11 +5,14 @@ real ones answer is shown by the scripts themselves.
 """
 
 import sys
+import threading
+import time
 
 import pytest
 from served import fleet as module
 from served.fleet import Engine, EngineError, Spec, fleet
 from served.identity import Case, compare, measurements
+from served.steps import reach
 
 ECHO = """
 import json, os, sys, time
@@ -44,6 +47,7 @@ def engine(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module.subprocess, "Popen", popen)
     found = Engine(Spec(name="an echo", model="nothing"), tmp_path)
+    found.begin()
     assert found.wait(20)
     yield found
     found.stop(5)
@@ -86,6 +90,19 @@ def test_an_engine_waits_for_the_one_it_needs_and_does_not_start_without(
     monkeypatch.setattr(Engine, "wait", lambda self, seconds: False)
     with fleet([second, first], tmp_path / "logs", 20) as engines:
         assert list(engines) == ["first"]
+
+
+def test_models_load_when_the_script_says_so(engine, tmp_path):
+    steps = tmp_path / "steps"
+    spec = Spec(name="held", model="nothing")
+    logs = tmp_path / "logs"
+    releases = threading.Timer(0.5, reach, (steps, "load"))
+    releases.start()
+    began = time.monotonic()
+    with fleet([spec], logs, 20, steps) as engines:
+        assert time.monotonic() - began >= 0.5
+        assert engines["held"].ready
+        assert engines["held"].ready["seconds"] <= time.monotonic() - began - 0.5 + 0.01
 
 
 def test_an_unknown_predecessor_is_an_error(tmp_path):
