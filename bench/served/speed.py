@@ -27,12 +27,12 @@ import numpy as np
 
 from moet_cli.bench import run_result
 from moet_core.results import measurement, write_result
-from served import checkpoints, identity
+from served import checkpoints
+from served.bits import bits, bits_specs
 from served.fleet import Engine, EngineError, Spec, fleet
 from served.kernels import expert_time
 from served.settings import GIB, Experts, read_experts
 from served.steps import reach, wait_for
-from served.tasks import random_prompts
 
 __all__ = ["Run", "main"]
 
@@ -180,40 +180,6 @@ def decode_specs(run: Run) -> list[Spec]:
         run.spec("fp4", {"experts": "fp4"}),
         run.spec("without experts", {}, without_experts=True),
     ]
-
-
-def bits(run: Run) -> None:
-    """Compare every logit of pools and of the gate with those of engines without."""
-    vocabulary = checkpoints.vocabulary(run.model)
-    prompts = [random_prompts(vocabulary, 1, length, 0)[0] for length in identity.LENGTHS]
-    results = {}
-    for case in _bits_cases(run):
-        run.ask(case.name, "hash_all", on=True)
-        if case.name in run.engines:
-            seconds = max(1.0, min(60.0, run.seconds_left))
-            results[case.name] = identity.run_case(run.engines[case.name], prompts, seconds)
-            print(f"{case.name}: {results[case.name]['error'] or 'served'}", flush=True)
-        run.ask(case.name, "hash_all", on=False)
-    records = identity.compare(_bits_cases(run), results)
-    for record in records:
-        print(json.dumps(record), flush=True)
-    for one in identity.measurements(run.args.model, records):
-        run.add(one.name, one.unit, *one.samples)
-    names = [name for name, found in results.items() if not found["error"]]
-    run.notes.append(f"compared: {', '.join(names)}; under CUDA graphs, cold and warm")
-
-
-def _bits_cases(run: Run) -> list[identity.Case]:
-    listed = identity.cases(run.experts, run.packs.with_name(f"packs-bits-{run.args.model}"))
-    return [case for case in listed if case.name in BITS]
-
-
-BITS = ("w2", "fp4", "half arena", "half pinned", "least pinned", "gate always", "gate never")
-
-
-def bits_specs(run: Run) -> list[Spec]:
-    """Return the engines of `bits`."""
-    return [run.spec(case.name, case.moet) for case in _bits_cases(run)]
 
 
 def pool(run: Run) -> None:
