@@ -54,7 +54,7 @@ def build(spec: Spec) -> Any:
         "enable_prefix_caching": False,
         "max_model_len": 2048,
         "max_num_seqs": 8,
-        "max_num_batched_tokens": 1024,
+        "max_num_batched_tokens": 512,
         "seed": 0,
     }
     if torch.cuda.is_available():
