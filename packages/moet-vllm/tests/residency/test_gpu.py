@@ -180,6 +180,26 @@ def slow_engine(choose):
     return PoolEngine(4, preadv)
 
 
+def test_reads_begin_while_a_pass_still_runs(model, open_store):
+    store = open_store("large arena")
+    serving = Serving(model, ALL // 2, store)
+    forward, start, asked = serving._forward, store.start, []
+
+    def slow(x):
+        output = forward(x)
+        torch.cuda._sleep(60_000_000)
+        return output
+
+    serving._forward, serving.graphs = slow, {}
+    store.start = lambda keys: (asked.extend(keys), start(keys))
+    for seed in range(40, 44):
+        x = tokens(1, seed)
+        same(serving.step(x), model.alone(x))
+        serving.resident.check_integrity()
+        store.check_integrity()
+    assert len(asked) > TOP_K
+
+
 def test_promotions_are_never_waited_for(model, open_store):
     hold = threading.Event()
     hold.set()

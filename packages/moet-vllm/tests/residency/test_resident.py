@@ -228,6 +228,8 @@ def test_random_steps_under_faults_are_right_or_failed(model, open_store):
             slots = choose.randint(EXPERTS, ALL)
             ring = choose.choice([2, 4, 6])
             resident = model.resident(slots, store, ring=ring)
+            if choose.random() < 0.5:
+                with_looks(resident)
         trouble["level"] = choose.choice([0.0, 0.0, 0.1, 0.5])
         which = choose.randrange(len(inputs))
         got = model.step(resident, inputs[which])
@@ -243,6 +245,55 @@ def test_random_steps_under_faults_are_right_or_failed(model, open_store):
             store.check_integrity()
     assert failed > steps // 50, f"only {failed} steps of {steps} failed"
     assert right_after_failure > failed // 4
+
+
+def with_looks(resident):
+    """Let a pool show some marks before it returns all of them, as on a GPU; return their list."""
+    take, looks = resident.pool.take_wanted, []
+
+    def take_after_looks(look=None):
+        marks = take()
+        if look is not None:
+            for layers in (1, 2, 3):
+                some = marks.copy()
+                some[layers:] = False
+                look(some)
+                looks.append(some)
+        return marks
+
+    resident.pool.take_wanted = take_after_looks
+    return looks
+
+
+@pytest.mark.parametrize("kind", ["pack", "arena", "large arena"])
+def test_looks_at_a_pass_that_still_runs_change_no_bits(model, open_store, kind):
+    store = open_store(kind)
+    resident = model.resident(ALL // 2, store)
+    looks = with_looks(resident)
+    for seed in range(30):
+        x = tokens([1, 1, 2, 1, 3, 16][seed % 6], seed)
+        same(model.step(resident, x), model.alone(x))
+        resident.check_integrity()
+        store.check_integrity()
+    assert len(looks) == 3 * (resident.counts.passes - resident.counts.streamed)
+
+
+def test_a_look_starts_what_is_absent_once(model, open_store):
+    store = open_store("large arena")
+    resident = model.resident(ALL // 2, store)
+    resident.preload([(MODEL_LAYERS[0], 0)])
+    asked = []
+    start = store.start
+    store.start = lambda keys: (asked.append(keys), start(keys))
+    marks = torch.zeros(len(MODEL_LAYERS), EXPERTS, dtype=bool).numpy()
+    marks[0, :3] = True
+    resident._look(marks)
+    marks[1, 4] = True
+    resident._look(marks)
+    resident._look(marks)
+    first, second = MODEL_LAYERS[:2]
+    assert asked == [[(first, 1), (first, 2)], [(second, 4)], []]
+    assert "absent" not in store.states([(first, 1), (first, 2), (second, 4)])
 
 
 def test_a_failure_of_another_rank_ends_the_step_here_too(model, open_store):

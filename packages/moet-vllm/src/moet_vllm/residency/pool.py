@@ -5,6 +5,9 @@ step loop alone, between forward passes. All memory that a captured CUDA graph r
 allocated here, once.
 """
 
+import time
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -12,7 +15,13 @@ from torch import Tensor
 
 from moet_vllm.residency.copies import Copies, Moment
 
-__all__ = ["SlotPool"]
+__all__ = ["Look", "SlotPool"]
+
+Look = Callable[[NDArray[np.bool_]], None]
+"""Is shown the marks, bool [layers, experts], that a pass has set so far."""
+
+MIN_PAUSE, MAX_PAUSE = 2e-4, 2e-3
+"""Seconds between two looks, of which one takes a tenth of the shorter."""
 
 
 class SlotPool:
@@ -43,8 +52,12 @@ class SlotPool:
         self.wanted = torch.zeros(layers, experts, dtype=torch.uint8, device=device)
         self.copies = Copies(device)
         self._device = device
+        self._usual_wait = 0.0  # seconds
+        self._looks = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._pins = device.type == "cuda"
-        self._marks = torch.zeros(layers, experts, dtype=torch.uint8, pin_memory=self._pins)
+        self._marks, self._so_far = (
+            torch.zeros(layers, experts, dtype=torch.uint8, pin_memory=self._pins) for _ in range(2)
+        )
         # One more than there are experts: -1, which stands for no expert, is the last one.
         self._routed = torch.zeros(experts + 1, dtype=torch.uint8, device=device)
         self._routed_marks = torch.zeros(experts, dtype=torch.uint8, pin_memory=self._pins)
@@ -76,9 +89,41 @@ class SlotPool:
         """Forget the marks of former passes."""
         self.wanted.zero_()
 
-    def take_wanted(self) -> NDArray[np.bool_]:
-        """Return the marks, bool [layers, experts]; waits for the passes that set them."""
-        return self._read(self.wanted, self._marks).reshape(self.wanted.shape)
+    def take_wanted(self, look: Look | None = None) -> NDArray[np.bool_]:
+        """Return the marks, bool [layers, experts]; waits for the passes that set them.
+
+        Args:
+            look: Called with what is marked already, now and then while the pass runs, as long as
+                that is unlikely to delay the end of the wait. Marks only come, so that these are
+                some of the final ones.
+        """
+        begun = time.perf_counter()
+        self._marks.copy_(self.wanted, non_blocking=True)
+        moment = Moment(self.copies.computing())
+        if look is None:
+            moment.wait()
+        else:
+            self._look_until(moment, look, begun)
+            self._usual_wait = time.perf_counter() - begun
+        return self._marks.numpy().astype(bool)
+
+    def _look_until(self, moment: Moment, look: Look, begun: float) -> None:
+        """Wait for a moment, with looks before the time at which it usually comes."""
+        pause = min(max(MIN_PAUSE, self._usual_wait / 16), MAX_PAUSE)
+        until = begun + 0.85 * self._usual_wait - 2 * pause
+        while time.perf_counter() < until and self._looks is not None:
+            time.sleep(pause)
+            if moment.has_passed:
+                break
+            look(self._marked_so_far(self._looks))
+        moment.wait()
+
+    def _marked_so_far(self, stream: torch.cuda.Stream) -> NDArray[np.bool_]:
+        """Copy the marks beside the pass that sets them."""
+        with torch.cuda.stream(stream):
+            self._so_far.copy_(self.wanted, non_blocking=True)
+        Moment(stream).wait()
+        return self._so_far.numpy().astype(bool)
 
     def mark(self, layer: int, topk_ids: Tensor) -> list[int]:
         """Mark a layer's experts as wanted and return them, ascending; waits for their routing.

@@ -115,6 +115,8 @@ class ResidentExperts:
         self._never_misses = False
         self._last_decode: tuple[int, int] | None = None
         self._taken: NDArray[np.bool_] | None = None
+        self._may_look = False
+        self._seen = np.zeros((len(shape.layers), shape.experts), bool)
         self._padding = Padding(padded, device) if padded else None
         self._measures = False
 
@@ -127,7 +129,8 @@ class ResidentExperts:
     def _wanted(self) -> NDArray[np.bool_]:
         """What the last pass was routed to, bool [L, E]; the first look waits for the pass."""
         if self._taken is None:
-            self._taken = self.pool.take_wanted()
+            looks = self._may_look and self.store.reads
+            self._taken = self.pool.take_wanted(self._look if looks else None)
         return self._taken
 
     @property
@@ -378,7 +381,19 @@ class ResidentExperts:
         if self._marks:
             self.pool.clear_wanted()
         self._taken = None
+        self._may_look = self._stream is None
+        self._seen[:] = False
         return run()
+
+    def _look(self, marks: NDArray[np.bool_]) -> None:
+        """Start to read what a pass, while it still runs, has been found to miss."""
+        absent = marks & ~self._seen & (self.policy.slot_of < 0)
+        if self.fine is not None:
+            absent &= self.fine.tier.policy.slot_of < 0
+        self._seen |= marks
+        keys = [self.base.model_key((int(layer), int(e))) for layer, e in np.argwhere(absent)]
+        with contextlib.suppress(PackError):  # who needs the row will be told
+            self.store.start(keys)
 
     def _fetch(self, tier: Tier, keys: list[Key], tolerance: int = 0) -> int:
         """Bring experts that a pass needs; return how many it missed, or STREAM or FAIL."""

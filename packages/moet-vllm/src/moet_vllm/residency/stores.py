@@ -59,8 +59,15 @@ class HostStore(Protocol):
             PackError: A row could not be read; the other rows were still placed.
         """
 
+    @property
+    def reads(self) -> bool:
+        """Whether rows may have to be read from a drive."""
+
     def read_ahead(self, keys: Iterable[Key]) -> None:
         """Start to read rows that nobody waits for, as far as there is room for them."""
+
+    def start(self, keys: Sequence[Key]) -> None:
+        """Start to read rows that `bring` will soon be called with, as far as there is room."""
 
     def states(self, keys: Sequence[Key]) -> list[RowState]:
         """Say of each row whether `bring` would have to wait for it; never waits."""
@@ -124,7 +131,15 @@ class PinnedStore:
         for key in keys:
             place(key, self.row(key))
 
+    @property
+    def reads(self) -> bool:
+        """False."""
+        return False
+
     def read_ahead(self, keys: Iterable[Key]) -> None:
+        """Do nothing: every row is there."""
+
+    def start(self, keys: Sequence[Key]) -> None:
         """Do nothing: every row is there."""
 
     def states(self, keys: Sequence[Key]) -> list[RowState]:
@@ -181,6 +196,7 @@ class PackStore:
         cuts = range(0, staging * self.row_bytes, self.row_bytes)
         self._buffers = [region[at : at + self.row_bytes] for at in cuts]
         self._free = list(range(staging))
+        self._kept = max(1, staging // 4)  # buffers that reading ahead leaves alone
         self._coming: dict[int, tuple[Key, int]] = {}  # ticket: key and buffer
         self._staged: dict[Key, int] = {}
         self._used: deque[tuple[int, int]] = deque()  # copies by number, and their buffers
@@ -245,9 +261,29 @@ class PackStore:
             wanted = [key for key in wanted if not self._in_arena_or_coming(key)]
         if wanted:
             self._reclaim()
-        kept = max(1, len(self._buffers) // 4)
-        for key in wanted[: max(0, len(self._free) - kept)]:
+        for key in wanted[: max(0, len(self._free) - self._kept)]:
             self._start(key, prefetch=True)
+
+    @property
+    def reads(self) -> bool:
+        """True."""
+        return True
+
+    def start(self, keys: Sequence[Key]) -> None:
+        """Start to read rows into the arena, or into free staging buffers; never waits.
+
+        Rows that were started before are taken a step further.
+        """
+        self._collect(self._poll())
+        wanted = [key for key in keys if self._state(key) == "absent"]
+        if not wanted:
+            return
+        if self._arena is not None:
+            self._arena.submit(wanted[: self._arena.arena.room])
+            return
+        self._reclaim()
+        for key in wanted[: max(0, len(self._free) - self._kept)]:
+            self._start(key, prefetch=False)
 
     def states(self, keys: Sequence[Key]) -> list[RowState]:
         """Look for rows in the arena and in staging."""
@@ -328,6 +364,7 @@ class PackStore:
             self._copies.wait()
             self._collect(self._arena.wait())
             self._arena.begin_step()
+            return []  # of what has arrived now, nothing may be evicted before it is handed out
         batch = keys[: self._arena.arena.room]
         coming = {key for key, _ in self._coming.values()}
         self._arena.submit([key for key in batch if key not in coming])
