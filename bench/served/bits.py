@@ -1,4 +1,4 @@
-"""The part `bits` of `served.speed`: every logit of pools and of the gate, under CUDA graphs."""
+"""The parts `bits` and `same` of `served.speed`: every logit of engines that must agree."""
 
 import json
 from typing import TYPE_CHECKING
@@ -14,33 +14,45 @@ __all__ = ["bits", "bits_specs"]
 
 NAMES = ("w2", "fp4", "half arena", "half pinned", "least pinned", "gate always", "gate never")
 
+LIKE = {
+    **dict.fromkeys(("half arena", "half pinned", "least pinned", "gate never"), "w2"),
+    "gate always": "fp4",
+    **dict.fromkeys(("pool of all", "pool of 95 %", "gate"), "w2"),
+    **dict.fromkeys(("25 %, arena", "50 %, arena", "25 %, pinned", "50 %, pinned"), "all resident"),
+}
+"""Engines of all parts, and whose bits they must give; `gate` as long as it never fires."""
+
 
 def bits(run: "Run") -> None:
-    """Compare every logit of pools and of the gate with those of engines without."""
+    """Compare every logit of the engines that are there with those of the ones without a pool."""
     vocabulary = checkpoints.vocabulary(run.model)
     prompts = [random_prompts(vocabulary, 1, length, 0)[0] for length in identity.LENGTHS]
+    cases = [
+        identity.Case(name=name, moet={}, like=like, what="gate" if "gate" in name else "pool")
+        for name, like in LIKE.items()
+        if name in run.engines and like in run.engines
+    ]
     results = {}
-    for case in _cases(run):
-        run.ask(case.name, "hash_all", on=True)
-        if case.name in run.engines:
+    for name in dict.fromkeys([*(case.like for case in cases), *(case.name for case in cases)]):
+        run.ask(name, "hash_all", on=True)
+        if name in run.engines:
             seconds = max(1.0, min(60.0, run.seconds_left))
-            results[case.name] = identity.run_case(run.engines[case.name], prompts, seconds)
-            print(f"{case.name}: {results[case.name]['error'] or 'served'}", flush=True)
-        run.ask(case.name, "hash_all", on=False)
-    records = identity.compare(_cases(run), results)
+            results[name] = identity.run_case(run.engines[name], prompts, seconds)
+            print(f"{name}: {results[name]['error'] or 'served'}", flush=True)
+        run.ask(name, "hash_all", on=False)
+    records = identity.compare(cases, results)
     for record in records:
         print(json.dumps(record), flush=True)
     for one in identity.measurements(run.args.model, records):
         run.add(one.name, one.unit, *one.samples)
-    names = [name for name, found in results.items() if not found["error"]]
-    run.notes.append(f"compared: {', '.join(names)}; cold and warm")
+    names = [
+        f"{c.name} with {c.like}" for c in cases if not results.get(c.name, {}).get("error", "-")
+    ]
+    run.notes.append(f"compared, cold and warm, 1 and 4 streams: {'; '.join(names)}")
 
 
 def bits_specs(run: "Run") -> list[Spec]:
     """Return the engines of `bits`."""
-    return [run.spec(case.name, case.moet) for case in _cases(run)]
-
-
-def _cases(run: "Run") -> list[identity.Case]:
-    listed = identity.cases(run.experts, run.packs.with_name(f"packs-bits-{run.args.model}"))
-    return [case for case in listed if case.name in NAMES]
+    packs = run.packs.with_name(f"packs-bits-{run.args.model}")
+    listed = identity.cases(run.experts, packs)
+    return [run.spec(case.name, case.moet) for case in listed if case.name in NAMES]

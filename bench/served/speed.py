@@ -6,7 +6,8 @@ Parts, each with a result file PART-MODEL.json of its own, written anew after ev
 
 decode  stock vLLM against 2-bit experts at 1, 4 and 8 streams, with the experts' share of a pass.
 profile the GPU time of each kernel of those steps.
-bits    every logit of pools, fine tier and gate (`served.identity`), by engines of `decode`.
+bits    every logit of pools, fine tier and gate, as `served.identity` compares them.
+same    the same of the engines that the other parts have anyway.
 pool    a pool that holds every expert against the engine that needs none.
 misses  pools of 25 and 50 % over an arena of half the rows over packs on the disk, and stock vLLM
         with the same GPU memory for experts and the rest offloaded; prompts that stream.
@@ -325,6 +326,7 @@ PARTS = {
     "decode": (decode_specs, decode),
     "profile": (decode_specs, profile),
     "bits": (bits_specs, bits),
+    "same": (lambda run: [], bits),
     "pool": (pool_specs, pool),
     "misses": (misses_specs, misses),
     "gate": (gate_specs, gate),
@@ -369,6 +371,7 @@ def main() -> None:
             run.begin()
             run.notes.append("torch.compile and CUDA graphs" if args.compiled else GRAPHS_ALONE)
             names = [spec.name for spec in wanted[run.part] if spec.name in engines]
+            names = names or list(engines)
             run.engines = {name: engines[name] for name in names if not engines[name].error}
             run.notes += [f"{name} did not start" for name in names if engines[name].error]
             try:
