@@ -17,7 +17,7 @@ needs_nvdisasm = pytest.mark.skipif(not have_tools("nvdisasm"), reason="nvdisasm
 
 def case_of(kernel, k, *, exact, n=96, counts=COUNTS, seed=0, limit=np.inf):
     hidden, intermediate = (n, k) if kernel.down else (k, n)
-    codec = "w2" if kernel.codec == "w2" else "fp4-mx"
+    codec = {"w2": "w2", "fp4": "fp4-mx", "nv": "fp4-nv"}[kernel.codec]
     options = {"down": kernel.down, "exact": exact, "limit": limit}
     return make_case(codec, hidden, intermediate, counts, seed, **options)
 

@@ -93,16 +93,17 @@ def test_tokens_and_absent_experts(layer, tokens):
     assert layer.driver.launches == ["prepare", "w2_gate_up", "w2_down", "combine"]
 
 
-def test_two_tiers(layer):
+@pytest.mark.parametrize(("codec", "family"), [("fp4-mx", "fp4"), ("fp4-nv", "nv")])
+def test_two_tiers(layer, codec, family):
     base = tier("w2", 192, 320, [0, 1, 2, 3, -1, -1])
-    fine = tier("fp4-mx", 192, 320, [-1, 1, -1, -1, 0, -1], seed=500)
+    fine = tier(codec, 192, 320, [-1, 1, -1, -1, 0, -1], seed=500)
     check(layer, *batch(5, 192, 3, 6), base, fine)
     assert layer.driver.launches == [
         "prepare",
         "w2_gate_up_k64",
-        "fp4_gate_up_k64",
+        f"{family}_gate_up_k64",
         "w2_down_k64",
-        "fp4_down_k64",
+        f"{family}_down_k64",
         "combine",
     ]
 
@@ -150,7 +151,7 @@ def test_a_layer_of_real_width(layer):
 def test_tinymoes_layer(layer):
     safetensors = pytest.importorskip("safetensors")
     routed = 12  # of 64: encoding takes the time
-    rows = {"w2": [], "fp4-mx": []}
+    rows = {"w2": [], "fp4-nv": []}  # base, and what the checkpoint holds
     with safetensors.safe_open(TINYMOE, "pt") as file:
         for expert in range(routed):
             sources = []
@@ -168,7 +169,7 @@ def test_tinymoes_layer(layer):
     }
     base = tiers["w2"]._replace(slot_of=torch.arange(routed, dtype=torch.int32))
     some = torch.where(torch.arange(routed) < 4, torch.arange(routed), -1).int()
-    fine = tiers["fp4-mx"]._replace(slot_of=some)
+    fine = tiers["fp4-nv"]._replace(slot_of=some)
     arguments = batch(7, 128, 6, routed)
     check(layer, *arguments, base)
     out = check(layer, *arguments, base, fine)

@@ -188,7 +188,7 @@ class TestDispatch:
             (1, None, "w2", "sm120"),
             (16, "sm120", "fp4-mx", "sm120"),
             (17, "sm120", "w2", "portable"),
-            (1, None, "fp4-nv", "portable"),
+            (2, None, "fp4-nv", "sm120"),
             (1, "portable", "w2", "portable"),
         ],
     )

@@ -5,7 +5,7 @@ What would be undefined on hardware is an error here: addresses outside of the b
 ones, registers and memory that nothing wrote, races on shared memory, barriers that nobody passes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ from moet_kernels.sass.machine import WARP, Buffer, Machine, Mask
 from moet_kernels.sass.operands import NO_PREDICATE
 from moet_kernels.sass.source import Program, Statement, targets
 
-__all__ = ["OPCODES", "Launch", "Report", "emulate"]
+__all__ = ["OPCODES", "Launch", "Report", "Watch", "emulate"]
 
 _OPERATIONS = {
     **integer_ops.OPERATIONS,
@@ -62,7 +62,13 @@ class Report(msgspec.Struct, frozen=True):
     opcodes: dict[str, int]
 
 
-def emulate(program: Program, launch: Launch, buffers: Sequence[Buffer]) -> Report:
+Watch = Callable[[Machine, Statement, Mask], None]
+"""Called before every instruction, with the threads that are about to execute it."""
+
+
+def emulate(
+    program: Program, launch: Launch, buffers: Sequence[Buffer], watch: Watch | None = None
+) -> Report:
     """Run all blocks of a launch; `buffers` change.
 
     Raises:
@@ -90,7 +96,7 @@ def emulate(program: Program, launch: Launch, buffers: Sequence[Buffer]) -> Repo
             launch.threads,
             list(buffers),
         )
-        steps += _run(machine, program, launch.most_steps, counts)
+        steps += _run(machine, program, launch.most_steps, counts, watch)
     return Report(steps, dict(sorted(counts.items())))
 
 
@@ -105,7 +111,9 @@ def _constants(program: Program, launch: Launch) -> np.ndarray:
     return bank
 
 
-def _run(machine: Machine, program: Program, most: int, counts: dict[str, int]) -> int:
+def _run(
+    machine: Machine, program: Program, most: int, counts: dict[str, int], watch: Watch | None
+) -> int:
     steps = 0
     while machine.alive.any():
         ready = machine.alive & ~machine.waiting
@@ -124,7 +132,10 @@ def _run(machine: Machine, program: Program, most: int, counts: dict[str, int]) 
             )
         opcode = statement.instruction.opcode
         counts[opcode] = counts.get(opcode, 0) + 1
-        _step(machine, statement, ready & (machine.pc == counter))
+        at = ready & (machine.pc == counter)
+        if watch is not None:
+            watch(machine, statement, at)
+        _step(machine, statement, at)
     return steps
 
 

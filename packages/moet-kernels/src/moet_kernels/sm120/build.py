@@ -122,9 +122,12 @@ def build(out: Path) -> Manifest:
 
 def _twin(kernel: Kernel) -> str:
     macro = "DOWN" if kernel.down else "GATE_UP"
+    arguments = f"{kernel.name}, {kernel.codec}, {kernel.steps}"
+    if kernel.codec == "nv":
+        macro, arguments = f"{macro}_NV", f"{kernel.name}, {kernel.steps}"
     return (
         f"// Written by write.py's table of kernels. Twin of {kernel.name}.sass.\n"
-        f'#include "decode.cuh"\n\n{macro}({kernel.name}, {kernel.codec}, {kernel.steps})\n'
+        f'#include "decode.cuh"\n\n{macro}({arguments})\n'
     )
 
 

@@ -37,6 +37,7 @@ __all__ = [
     "TOLERANCE",
     "Case",
     "addressed_groups",
+    "launch_of",
     "launch_parameters",
     "make_case",
     "mistake",
@@ -109,7 +110,7 @@ def make_case(
     """Draw experts and vectors.
 
     Args:
-        codec: "w2" or "fp4-mx".
+        codec: Of the experts.
         hidden: H.
         intermediate: I of this rank.
         counts: vectors of each group, 0 to 8; group i goes through expert i.
@@ -162,7 +163,14 @@ def _row(chance: np.random.Generator, layout: RowLayout, exact: bool) -> NDArray
             row[codes_at.slice] = pack_nibbles(chance.integers(0, 16, (n, k), np.uint8))
         group = codec.scale_group
         scales = chance.integers(low, high, (n, k // group)).astype(np.uint8)
+        if layout.codec == "fp4-nv":  # E4M3: 0.5, 1 and 2, or most of what there is
+            plain = [0x30, 0x38, 0x40]
+            many = np.r_[0:0x50, 0x81]
+            scales = chance.choice(np.array(plain if exact else many, np.uint8), scales.shape)
         row[scales_at.slice] = pack_scales(scales, group)
+    if layout.tensor_scales.length:
+        factors = [0.5, 2.0, 0.25, 0.0] if exact else [0.013, 0.021, 0.3, 0.0]
+        row[layout.tensor_scales.slice] = np.array(factors, "<f4").view(np.uint8)
     return row
 
 
@@ -179,6 +187,15 @@ def _vectors(
 
 def run_case(program: Program, case: Case) -> dict[str, NDArray]:
     """Emulate a launch; see `result_of`. "written" says which bytes of the outputs were."""
+    launch, buffers = launch_of(case)
+    emulate(program, launch, buffers)
+    out, out_scales = buffers[-2:]
+    written = np.append(out.written, out_scales.written)
+    return {**result_of(case, out.data, out_scales.data), "written": written}
+
+
+def launch_of(case: Case) -> tuple[Launch, list[Buffer]]:
+    """A launch and its memory: groups, vectors, their scales, rows, then both outputs."""
     pairs, n = case.expected.shape
     names = ("groups", "vectors", "scales", "rows", "out", "out_scales")
     addresses = {name: _PAGE * (i + 1) for i, name in enumerate(names)}
@@ -187,9 +204,7 @@ def run_case(program: Program, case: Case) -> dict[str, NDArray]:
     out = Buffer.empty(addresses["out"], pairs * n * (4 if case.down else 1))
     out_scales = Buffer.empty(addresses["out_scales"], 0 if case.down else pairs * n // 32)
     launch = Launch(case.grid, THREADS, launch_parameters(case, addresses))
-    emulate(program, launch, [*buffers, out, out_scales])
-    written = np.append(out.written, out_scales.written)
-    return {**result_of(case, out.data, out_scales.data), "written": written}
+    return launch, [*buffers, out, out_scales]
 
 
 def addressed_groups(case: Case, rows: int) -> NDArray:
@@ -206,10 +221,12 @@ def launch_parameters(case: Case, addresses: Mapping[str, int]) -> bytes:
     sections = (layout.codes2, layout.scales2) if case.down else (layout.codes13, layout.scales13)
     pointers = [addresses[name] for name in ("groups", "vectors", "scales", "out")]
     shared = struct.pack("<4Q4I", *pointers, k, n, *(section.offset for section in sections))
-    if case.down:
-        return shared
-    shift = steps_of(n).bit_length() - 1
-    return shared + struct.pack("<QfI", addresses["out_scales"], case.limit, shift)
+    if not case.down:
+        shift = steps_of(n).bit_length() - 1
+        shared += struct.pack("<QfI", addresses["out_scales"], case.limit, shift)
+    if layout.tensor_scales.length:
+        shared += struct.pack("<I", layout.tensor_scales.offset)
+    return shared
 
 
 def result_of(

@@ -26,7 +26,7 @@ MOST_PAIRS = 256
 """Most pairs (token, k): a thread each in `kernels/prepare.cu`."""
 
 _COLUMNS = 4 * THREADS  # of a block of prepare and combine
-_FAMILY = {"w2": "w2", "fp4-mx": "fp4"}
+_FAMILY = {"w2": "w2", "fp4-mx": "fp4", "fp4-nv": "nv"}
 
 
 def kernel_name(codec: str, k: int, *, down: bool) -> str | None:
@@ -160,6 +160,8 @@ class Layer:
         pointers = [tensor.data_ptr() for tensor in tensors[:4]]
         numbers = (k, n, *(section.offset for section in sections))
         parameters = struct.pack("<4Q4I", *pointers, *numbers) + last
+        if layout.tensor_scales.length:
+            parameters += struct.pack("<I", layout.tensor_scales.offset)
         name = kernel_name(layout.codec, k, down=down)
         assert name is not None, "refusal() is asked first"
         grid = -(-n // rows), len(tensors[0]), 1

@@ -41,7 +41,7 @@ def _case(kernel: Kernel) -> Case:
     """Nine column blocks, so that warps differ; a group of each kind; a last tile that is short."""
     k = 9 * 32 * kernel.steps
     hidden, intermediate = (96, k) if kernel.down else (k, 96)
-    codec = "w2" if kernel.codec == "w2" else "fp4-mx"
+    codec = {"w2": "w2", "fp4": "fp4-mx", "nv": "fp4-nv"}[kernel.codec]
     shape = codec, hidden, intermediate, (1, 0, 8, 3), 1
     return make_case(*shape, down=kernel.down, exact=True, limit=96.0)
 

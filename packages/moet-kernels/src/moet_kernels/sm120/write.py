@@ -17,6 +17,8 @@ P1: no such vector. fp4 has twice as many code words; its vector is at R32, its 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from moet_kernels.sm120.write_nv import nv_constants, nv_factors, nv_loop
+
 __all__ = ["KERNELS", "Kernel", "sass_source"]
 
 GROUP_BYTES = 80
@@ -29,7 +31,7 @@ class Kernel(NamedTuple):
 
     Attributes:
         name: of the kernel and its files.
-        codec: "w2" or "fp4" (fp4-mx).
+        codec: "w2", "fp4" (fp4-mx) or "nv" (fp4-nv).
         down: whether it is the down projection, else gate and up with the activation.
         steps: blocks of 32 columns that lie together: 4, or 2 where K is divisible by 64 only.
     """
@@ -47,7 +49,17 @@ class Kernel(NamedTuple):
     @property
     def vector(self) -> int:
         """First register of the vector."""
-        return 12 if self.codec == "w2" else 32
+        return 32 if self.codec == "fp4" else 12
+
+    @property
+    def scales(self) -> int:
+        """Bytes of scales of a row in a block of columns."""
+        return 2 * self.steps if self.codec == "nv" else self.steps
+
+    @property
+    def parameters(self) -> int:
+        """Bytes of kernel parameters."""
+        return (48 if self.down else 64) + (4 if self.codec == "nv" else 0)
 
 
 KERNELS = (
@@ -59,6 +71,10 @@ KERNELS = (
     Kernel("fp4_down", "fp4", True, 4),
     Kernel("fp4_gate_up_k64", "fp4", False, 2),
     Kernel("fp4_down_k64", "fp4", True, 2),
+    Kernel("nv_gate_up", "nv", False, 4),
+    Kernel("nv_down", "nv", True, 4),
+    Kernel("nv_gate_up_k64", "nv", False, 2),
+    Kernel("nv_down_k64", "nv", True, 2),
 )
 
 _PARTIAL_BYTES = 8 * 8 * 33 * 4
@@ -111,6 +127,9 @@ reduce:
   STS [R6+0x318], R29
   STS [R6+0x18c], R30
   STS [R6+0x39c], R31
+"""
+
+_SUM = """\
   BAR.SYNC.DEFER_BLOCKING 0x0
   @P1 EXIT
   LOP3.LUT R7, R4, 0x1, RZ, 0xc0, !PT
@@ -236,7 +255,6 @@ _QUANTISE = """\
 def sass_source(kernel: Kernel) -> str:
     """Return the source text of a kernel."""
     shared = _PARTIAL_BYTES + (0 if kernel.down else _MAGNITUDE_BYTES)
-    parameters = 48 if kernel.down else 64
     header = f"""\
 // Written by write.py, which explains it; change that instead.
 .arch sm_120a
@@ -244,10 +262,12 @@ def sass_source(kernel: Kernel) -> str:
 .twin {kernel.name}.cu
 .registers {REGISTERS}
 .shared {shared}
-.parameters {parameters}
+.parameters {kernel.parameters}
 """
-    parts = [header, _START, _lines(_addresses(kernel)), "loop:\n", _lines(_loop(kernel)), _REDUCE]
-    parts.append("  S2R R14, SR_CTAID.X\n")
+    load, multiply = nv_factors(down=kernel.down) if kernel.codec == "nv" else ([], [])
+    loop = nv_loop(kernel.steps) if kernel.codec == "nv" else _loop(kernel)
+    parts = [header, _START, _lines(_addresses(kernel)), "loop:\n", _lines(loop), _REDUCE]
+    parts += [_lines(load), _SUM, _lines(multiply), "  S2R R14, SR_CTAID.X\n"]
     if kernel.down:
         return "".join([*parts, _STORE])
     return "".join([*parts, _ACTIVATE, _lines(_largest()), _QUANTISE])
@@ -283,13 +303,16 @@ def _addresses(kernel: Kernel) -> Iterator[str]:
     yield f"  IMAD.WIDE.U32 R52, R9, {4 * min(words, 4):#x}, R38"
     yield "  MOV R42, UR6"
     yield f"  IMAD.WIDE.U32 R54, R42, {4 if kernel.codec == 'w2' else 8:#x}, R52"
-    yield "  // Scales of rows g and g + 8 lie in lanes t = 0 and 1 (and, unused, 2 and 3)."
-    yield "  LOP3.LUT R18, R11, 0x1, RZ, 0xc0, !PT"
-    yield "  LEA R18, R18, R10, 0x3"
-    yield "  LEA R18, R16, R18, 0x4"
-    yield f"  IMAD.WIDE.U32 R56, R18, {steps:#x}, R40"
-    yield "  SHF.R.U32.HI R43, RZ, 0x1, R42"
-    yield "  IMAD.WIDE.U32 R58, R43, 0x1, R56"
+    if kernel.codec == "nv":
+        yield "  LEA R18, R16, R10, 0x4"
+    else:
+        yield "  // Scales of rows g and g + 8 lie in lanes t = 0 and 1 (and, unused, 2 and 3)."
+        yield "  LOP3.LUT R18, R11, 0x1, RZ, 0xc0, !PT"
+        yield "  LEA R18, R18, R10, 0x3"
+        yield "  LEA R18, R16, R18, 0x4"
+        yield "  SHF.R.U32.HI R42, RZ, 0x1, R42"
+    yield f"  IMAD.WIDE.U32 R56, R18, {kernel.scales:#x}, R40"
+    yield "  IMAD.WIDE.U32 R58, R42, 0x1, R56  // a row block has K / 2 of them, or K"
     yield "  LDC.64 R60, c[0x0][0x388]"
     yield "  LDC.64 R2, c[0x0][0x390]"
     yield "  MOV R0, R13"
@@ -305,9 +328,12 @@ def _addresses(kernel: Kernel) -> Iterator[str]:
     yield "  UMOV UR12, 0x9  // byte 1 of both scale words, and so on"
     yield "  UMOV UR13, 0x12"
     yield "  UMOV UR14, 0x1b"
-    if kernel.codec == "fp4":
+    if kernel.codec != "w2":
         yield "  UMOV UR15, 0x0"
     yield "  MOV R22, RZ"
+    if kernel.codec == "nv":
+        yield from nv_constants()
+        return
     yield from (f"  CS2R R{kernel.vector + i}, SRZ" for i in range(0, 2 * steps, 2))
 
 

@@ -15,7 +15,7 @@ struct Group {
   uint32_t token[8];    // number of each token
 };
 
-enum class Codec { w2, fp4 };
+enum class Codec { w2, fp4, nv };  // nv: e2m1 with an e4m3 scale per 16 columns, fp4-nv
 
 // Vectors lie in the order of B's fragments: blocks of 32 STEPS columns, in each lane t's bytes of all steps.
 template <int STEPS> struct Vector;
@@ -98,6 +98,76 @@ __device__ __forceinline__ void step(float (&sum)[2][4], const Weights<CODEC, ST
   }
 }
 
+// An e4m3 byte as float32: its bits at their places give the value times 2^-120, subnormals included.
+__device__ __forceinline__ float from_e4m3(uint32_t bytes, int place) {
+  uint32_t spread = (uint32_t)((int32_t)(bytes << (24 - 8 * place)) >> 4) & 0x87F00000;
+  return __fmul_rn(__uint_as_float(spread), 1.32922799578491587e36f);
+}
+
+// One half (16 columns) of a step: the other half of A is zero, and the product is scaled by row.
+template <int STEP>
+__device__ __forceinline__ void half_step(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                          uint32_t vector_scale, uint32_t low, uint32_t high, int place) {
+  float part[4] = {};
+  product<Codec::fp4, STEP>(part, a, b0, b1, 0x7F7F7F7F, vector_scale);
+  float first = from_e4m3(low, place), second = from_e4m3(high, place);
+  sum[0] = __fmaf_rn(part[0], first, sum[0]), sum[1] = __fmaf_rn(part[1], first, sum[1]);
+  sum[2] = __fmaf_rn(part[2], second, sum[2]), sum[3] = __fmaf_rn(part[3], second, sum[3]);
+}
+
+template <int STEP>
+__device__ __forceinline__ void step_nv(float (&sum)[2][4], const uint32_t (&word)[2][4], const uint32_t (&scale)[2][2],
+                                        const uint32_t (&vector)[4], uint32_t vector_scales) {
+  constexpr int IN = STEP % 2;  // of 64 columns
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    uint32_t low = word[i][2 * IN], high = word[i][2 * IN + 1];
+    uint32_t a[4] = {low << 2 & 0x3C3C3C3C, low >> 2 & 0x3C3C3C3C, 0, 0};
+    uint32_t b[4] = {0, 0, high << 2 & 0x3C3C3C3C, high >> 2 & 0x3C3C3C3C};
+    half_step<STEP>(sum[i], a, vector[2 * IN], vector[2 * IN + 1], vector_scales, scale[i][0], scale[i][1], 2 * IN);
+    half_step<STEP>(sum[i], b, vector[2 * IN], vector[2 * IN + 1], vector_scales, scale[i][0], scale[i][1], 2 * IN + 1);
+  }
+}
+
+// 64 columns, steps 2 PART and 2 PART + 1 of a block.
+template <int STEPS, int PART>
+__device__ __forceinline__ void part_nv(float (&sum)[2][4], const uint8_t *codes, const uint8_t *scales,
+                                        const uint8_t *values, uint32_t vector_scales, bool exists, uint32_t k) {
+  uint32_t word[2][4], scale[2][2], vector[4] = {};
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const uint8_t *from = codes + (uint64_t)k * 8 * i + 512 * PART, *beside = scales + (uint64_t)k * i + 4 * PART;
+    asm("ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0,%1,%2,%3}, [%4];"
+        : "=r"(word[i][0]), "=r"(word[i][1]), "=r"(word[i][2]), "=r"(word[i][3]) : "l"(from));
+    scale[i][0] = __ldg((const uint32_t *)beside), scale[i][1] = __ldg((const uint32_t *)(beside + 16 * STEPS));
+  }
+  if (exists) {
+    uint4 v = __ldg((const uint4 *)values + PART);
+    vector[0] = v.x, vector[1] = v.y, vector[2] = v.z, vector[3] = v.w;
+  }
+  step_nv<2 * PART>(sum, word, scale, vector, vector_scales);
+  step_nv<2 * PART + 1>(sum, word, scale, vector, vector_scales);
+}
+
+template <int STEPS>
+__device__ __forceinline__ void accumulate_nv(float (&sum)[2][4], const Group &group, const uint8_t *x,
+                                              const uint8_t *x_scales, uint32_t vector, bool exists, uint32_t block,
+                                              uint32_t k, uint32_t codes_at, uint32_t scales_at) {
+  uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, blocks = k / (32 * STEPS);
+  uint32_t first = threadIdx.x >> 5 & 3, at = block * blocks + first;
+  const uint8_t *codes = group.row + codes_at + (uint64_t)at * (256 * STEPS) + lane * 16;
+  const uint8_t *scales = group.row + scales_at + (uint64_t)(at * 16 + g) * (2 * STEPS);
+  const uint8_t *values = x + (uint64_t)vector * k + (first * 4 + t) * (8 * STEPS);
+  const uint8_t *value_scales = x_scales + (uint64_t)vector * (k / 32) + first * STEPS;
+  for (uint32_t i = first; i < blocks; i += 4) {
+    uint32_t vector_scales = 0;
+    if (exists) vector_scales = STEPS == 4 ? __ldg((const uint32_t *)value_scales) : __ldg((const uint16_t *)value_scales);
+    part_nv<STEPS, 0>(sum, codes, scales, values, vector_scales, exists, k);
+    if constexpr (STEPS == 4) part_nv<STEPS, 1>(sum, codes, scales, values, vector_scales, exists, k);
+    codes += 1024 * STEPS, scales += 128 * STEPS, values += 128 * STEPS, value_scales += 4 * STEPS;
+  }
+}
+
 // Elements (row, vector) of this thread: row lane of each half of the tile, vector `warp`.
 template <Codec CODEC, int STEPS>
 __device__ __forceinline__ void sums(float (&out)[2], const Group &group, const uint8_t *x, const uint8_t *x_scales,
@@ -108,7 +178,10 @@ __device__ __forceinline__ void sums(float (&out)[2], const Group &group, const 
   uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
   uint32_t blocks = k / (32 * STEPS), first = warp & 3;
   float sum[2][4] = {};
-  if (inside && first < blocks) {
+  if constexpr (CODEC == Codec::nv) {
+    if (inside && first < blocks)
+      accumulate_nv<STEPS>(sum, group, x, x_scales, vector, exists, block, k, codes_at, scales_at);
+  } else if (inside && first < blocks) {
     uint32_t at = block * blocks + first;
     const uint8_t *codes = group.row + codes_at + (uint64_t)at * (32 * W::BYTES) + lane * (W::BYTES < 16 ? W::BYTES : 16);
     const uint8_t *scales = group.row + scales_at + (uint64_t)(at * 16 + g + 8 * (t & 1)) * STEPS;
@@ -176,7 +249,8 @@ template <Codec CODEC, int STEPS>
 __device__ __forceinline__ void gate_up(const Group *__restrict__ groups, const uint8_t *__restrict__ x,
                                         const uint8_t *__restrict__ x_scales, uint8_t *__restrict__ out, uint32_t k,
                                         uint32_t n, uint32_t codes_at, uint32_t scales_at,
-                                        uint8_t *__restrict__ out_scales, float limit, uint32_t out_shift) {
+                                        uint8_t *__restrict__ out_scales, float limit, uint32_t out_shift,
+                                        uint32_t factors_at) {
   __shared__ uint4 magnitudes[8][8];
   const Group &group = groups[blockIdx.y];
   uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, count = group.count;
@@ -186,6 +260,10 @@ __device__ __forceinline__ void gate_up(const Group *__restrict__ groups, const 
   uint32_t block = (warp >> 2) * (n >> 4) + 2 * blockIdx.x;
   float both[2];
   sums<CODEC, STEPS>(both, group, x, x_scales, vector, exists, block, true, k, codes_at, scales_at);
+  if constexpr (CODEC == Codec::nv) {
+    float2 factors = __ldg((const float2 *)(group.row + factors_at));
+    both[0] = __fmul_rn(both[0], factors.x), both[1] = __fmul_rn(both[1], factors.y);
+  }
   float value = swiglu(both[0], both[1], limit);
   reinterpret_cast<uint32_t *>(magnitudes[warp])[lane] = __float_as_uint(fabsf(value));
   __syncthreads();  // a barrier for the warp alone would put addresses of code into the cubin
@@ -207,7 +285,7 @@ __device__ __forceinline__ void gate_up(const Group *__restrict__ groups, const 
 template <Codec CODEC, int STEPS>
 __device__ __forceinline__ void down(const Group *__restrict__ groups, const uint8_t *__restrict__ x,
                                      const uint8_t *__restrict__ x_scales, float *__restrict__ out, uint32_t k,
-                                     uint32_t n, uint32_t codes_at, uint32_t scales_at) {
+                                     uint32_t n, uint32_t codes_at, uint32_t scales_at, uint32_t factors_at) {
   const Group &group = groups[blockIdx.y];
   uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, count = group.count;
   if (count == 0) return;
@@ -217,23 +295,40 @@ __device__ __forceinline__ void down(const Group *__restrict__ groups, const uin
   float both[2];
   sums<CODEC, STEPS>(both, group, x, x_scales, vector, exists, block, block < n >> 4, k, codes_at, scales_at);
   if (warp >= count) return;
+  if constexpr (CODEC == Codec::nv) {
+    float factor = __ldg((const float *)(group.row + factors_at) + 2);
+    both[0] = __fmul_rn(both[0], factor), both[1] = __fmul_rn(both[1], factor);
+  }
   uint32_t row = blockIdx.x * 64 + lane;
   float *to = out + (uint64_t)group.pair[warp] * n + row;
   to[0] = both[0];
   if (row + 32 < n) to[32] = both[1];
 }
 
-#define GATE_UP(NAME, CODEC, STEPS)                                                                                   \
-  extern "C" __global__ void __launch_bounds__(256, 4)                                                                \
-  NAME(const Group *__restrict__ groups, const uint8_t *__restrict__ x, const uint8_t *__restrict__ x_scales,        \
-       uint8_t *__restrict__ out, uint32_t k, uint32_t n, uint32_t codes_at, uint32_t scales_at,                      \
-       uint8_t *__restrict__ out_scales, float limit, uint32_t out_shift) {                                           \
-    gate_up<Codec::CODEC, STEPS>(groups, x, x_scales, out, k, n, codes_at, scales_at, out_scales, limit, out_shift); \
-  }
+// `factors_at`, where a row has its tensor scales, is a parameter of nv alone.
+#define GATE_UP_PARAMETERS                                                                                    \
+  const Group *__restrict__ groups, const uint8_t *__restrict__ x, const uint8_t *__restrict__ x_scales,     \
+      uint8_t *__restrict__ out, uint32_t k, uint32_t n, uint32_t codes_at, uint32_t scales_at,              \
+      uint8_t *__restrict__ out_scales, float limit, uint32_t out_shift
+#define DOWN_PARAMETERS                                                                                       \
+  const Group *__restrict__ groups, const uint8_t *__restrict__ x, const uint8_t *__restrict__ x_scales,     \
+      float *__restrict__ out, uint32_t k, uint32_t n, uint32_t codes_at, uint32_t scales_at
+#define KERNEL(NAME) extern "C" __global__ void __launch_bounds__(256, 4) NAME
 
-#define DOWN(NAME, CODEC, STEPS)                                                                                      \
-  extern "C" __global__ void __launch_bounds__(256, 4)                                                                \
-  NAME(const Group *__restrict__ groups, const uint8_t *__restrict__ x, const uint8_t *__restrict__ x_scales,        \
-       float *__restrict__ out, uint32_t k, uint32_t n, uint32_t codes_at, uint32_t scales_at) {                      \
-    down<Codec::CODEC, STEPS>(groups, x, x_scales, out, k, n, codes_at, scales_at);                                   \
+#define GATE_UP(NAME, CODEC, STEPS)                                                                                   \
+  KERNEL(NAME)(GATE_UP_PARAMETERS) {                                                                                  \
+    gate_up<Codec::CODEC, STEPS>(groups, x, x_scales, out, k, n, codes_at, scales_at, out_scales, limit, out_shift, 0); \
+  }
+#define DOWN(NAME, CODEC, STEPS)                                                                  \
+  KERNEL(NAME)(DOWN_PARAMETERS) {                                                                 \
+    down<Codec::CODEC, STEPS>(groups, x, x_scales, out, k, n, codes_at, scales_at, 0);            \
+  }
+#define GATE_UP_NV(NAME, STEPS)                                                                                     \
+  KERNEL(NAME)(GATE_UP_PARAMETERS, uint32_t factors_at) {                                                           \
+    gate_up<Codec::nv, STEPS>(groups, x, x_scales, out, k, n, codes_at, scales_at, out_scales, limit, out_shift,    \
+                              factors_at);                                                                          \
+  }
+#define DOWN_NV(NAME, STEPS)                                                                      \
+  KERNEL(NAME)(DOWN_PARAMETERS, uint32_t factors_at) {                                            \
+    down<Codec::nv, STEPS>(groups, x, x_scales, out, k, n, codes_at, scales_at, factors_at);      \
   }
