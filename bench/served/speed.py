@@ -292,7 +292,9 @@ def gate(run: Run) -> None:
     tokens = run.args.tokens
     taus = {1: {"never": 0.0}, 4: {"never": 0.0}}
     for streams, found in taus.items():
-        seen = run.ask("gate", "confidences", streams=streams, prompt=64, tokens=300, seed=99)
+        seen = run.ask(
+            "gate", "confidences", streams=streams, prompt=64, tokens=2 * tokens, seed=99
+        )
         if seen:
             found.update({f"at {q} %": float(np.quantile(seen, q / 100)) for q in (10, 30)})
     for round_ in range(run.args.rounds):

@@ -1,6 +1,6 @@
-"""Loads a checkpoint into vLLM's model class, without attention; prints which names did not match.
+"""Loads checkpoints into vLLM's model classes, without attention; prints names that did not match.
 
-usage: names_job.py FOLDER
+usage: names_job.py FOLDER...
 
 Latent attention does not exist on a CPU; its parameters belong to modules around it, which do.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import vllm.model_executor.models.deepseek_v2 as models
-from vllm.config import set_current_vllm_config
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.weight_utils import safetensors_weights_iterator
@@ -27,11 +27,8 @@ class Nothing(torch.nn.Module):
         super().__init__()
 
 
-def main(folder: Path) -> None:
-    """Load, and print the names on one side only as JSON."""
-    for name in ("MultiHeadLatentAttentionWrapper", "SparseAttnIndexer", "DeepseekV32IndexerCache"):
-        setattr(models, name, Nothing)
-    load_general_plugins()
+def names(folder: Path) -> dict[str, list[str]]:
+    """Load a checkpoint; return the names on one side only."""
     config = EngineArgs(
         model=str(folder),
         dtype="bfloat16",
@@ -40,11 +37,7 @@ def main(folder: Path) -> None:
         max_model_len=512,
         additional_config={"moet": {}},
     ).create_engine_config()
-    torch.set_default_dtype(torch.bfloat16)
-    with set_current_vllm_config(config), tempfile.TemporaryDirectory() as scratch:
-        method = f"file://{scratch}/rendezvous"
-        init_distributed_environment(1, 0, method, local_rank=0, backend="gloo")
-        initialize_model_parallel(1, 1)
+    with set_current_vllm_config(config):
         (architecture,) = config.model_config.hf_config.architectures
         model = getattr(models, architecture)(vllm_config=config)
         files = sorted(str(path) for path in folder.glob("*.safetensors"))
@@ -53,10 +46,21 @@ def main(folder: Path) -> None:
             if hasattr(module, "quant_method") and hasattr(module.quant_method, "staging"):
                 module.quant_method.staging.finish()  # raises if an expert's tensor is missing
     parameters = {name for name, _ in model.named_parameters()}
-    print(
-        json.dumps({"empty": sorted(parameters - loaded), "unknown": sorted(loaded - parameters)})
-    )
+    return {"empty": sorted(parameters - loaded), "unknown": sorted(loaded - parameters)}
+
+
+def main(folders: list[Path]) -> None:
+    """Print the names of each checkpoint as JSON."""
+    for name in ("MultiHeadLatentAttentionWrapper", "SparseAttnIndexer", "DeepseekV32IndexerCache"):
+        setattr(models, name, Nothing)
+    load_general_plugins()
+    torch.set_default_dtype(torch.bfloat16)
+    with tempfile.TemporaryDirectory() as scratch, set_current_vllm_config(VllmConfig()):
+        method = f"file://{scratch}/rendezvous"
+        init_distributed_environment(1, 0, method, local_rank=0, backend="gloo")
+        initialize_model_parallel(1, 1)
+    print(json.dumps({folder.name: names(folder) for folder in folders}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main([Path(word) for word in sys.argv[1:]])
