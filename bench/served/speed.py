@@ -88,7 +88,7 @@ class Run:
         if name not in self.engines or self.seconds_left < 5:
             return None
         try:
-            return self.engines[name].ask(task, min(60.0, self.seconds_left), **arguments)
+            return self.engines[name].ask(task, self.seconds_left, **arguments)
         except EngineError as error:
             print(f"{error}\n{self.engines[name].tail()}", flush=True)
             self.notes.append(f"{name}: {task} failed")
