@@ -1,4 +1,4 @@
-"""Launches of the decode kernels, for at most 16 tokens."""
+"""Launches of the decode kernels, for at most 16 tokens: CUDA where it is right, else Triton."""
 
 from typing import Any, NamedTuple
 
@@ -7,6 +7,7 @@ import triton
 from torch import Tensor
 
 from moet_kernels.portable import decode, ptx
+from moet_kernels.portable.native import Native, native_for, takes
 from moet_kernels.portable.tier import Tier, row_constants
 
 __all__ = [
@@ -18,10 +19,14 @@ __all__ = [
     "launch_down",
     "launch_gate_up",
     "launch_options",
+    "native_kernels",
 ]
 
 DECODE_TOKENS = 16
 """Most tokens that the decode kernels take; a token's result is the same for every number."""
+
+MOST_TOP_K = 64
+"""Experts of a token: what the CUDA kernels' division is exact for."""
 
 
 class StreamShape(NamedTuple):
@@ -59,8 +64,20 @@ def few_parts(
     wanted: Tensor | None = None,
 ) -> None:
     """Set the rows of parts whose expert is present; see `layer.add_parts`."""
+    native = native_kernels(x, topk_ids, base, fine)
+    if native is not None:
+        native.add_parts(parts, x, topk_ids, base, fine, swiglu_limit, missing, wanted)
+        return
     activated = launch_gate_up(x, topk_ids, base, fine, swiglu_limit, missing, wanted)
     launch_down(parts, activated, topk_ids, base, fine)
+
+
+def native_kernels(x: Tensor, topk_ids: Tensor, base: Tier, fine: Tier | None) -> Native | None:
+    """Return the CUDA kernels if they compute such a layer, None if Triton's do."""
+    layouts = [tier.layout for tier in (base, fine) if tier is not None]
+    if topk_ids.shape[1] > MOST_TOP_K or not takes(*layouts):
+        return None
+    return native_for(x.device)
 
 
 def launch_gate_up(

@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from moet_kernels.portable import decode
-from moet_kernels.portable.few import DECODE_TOKENS, few_parts
+from moet_kernels.portable.few import DECODE_TOKENS, few_parts, native_kernels
 from moet_kernels.portable.many import many_parts, mark_routed
 from moet_kernels.portable.tier import Tier
 
@@ -72,6 +72,12 @@ def expert_layer(
             "missing": missing,
             "wanted": wanted,
         }
+        native = native_kernels(x, topk_ids, base, fine) if tokens <= DECODE_TOKENS else None
+        if native is not None and topk_ids.numel():
+            native.add_parts(parts, x, topk_ids, base, fine, **options)
+            out = torch.empty_like(x)
+            native.combine(out, parts, topk_weights, topk_ids, base, fine, after=True)
+            return out
         add_parts(parts, x, topk_ids, base, fine, **options)
         return combine_parts(parts, topk_weights, topk_ids, base, fine)
     mark_routed(topk_ids, base, fine, missing, wanted)  # of all portions, so that none counts twice

@@ -1,0 +1,102 @@
+"""Make the PTX of the CUDA kernels: `python -m moet_kernels.portable.build [--check]`.
+
+The PTX is committed, so that a user needs no CUDA toolkit: the driver compiles it. `manifest.json`
+has the SHA-256 of it and of all that it was made from. `--check` makes everything anew and
+compares.
+"""
+
+import hashlib
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from moet_kernels.portable.cuts import include_text
+from moet_kernels.portable.native import FOLDER, VERSIONS, ptx_path
+from moet_kernels.sass.tools import compile_cuda, compile_ptx, tool_version
+
+__all__ = ["SOURCES", "Manifest", "build", "differences", "digest", "read_manifest"]
+
+SOURCES = ("codecs.cuh", "stream.cuh", "stream.cu", "cuts.inc")
+
+_PTX_VERSION = "8.3"
+"""What drivers since CUDA 12.3 read; nothing in the kernels is newer, and ptxas looks."""
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """SHA-256 of sources and PTX by file name, and the nvcc that made it."""
+
+    nvcc: str
+    sources: dict[str, str]
+    ptx: dict[str, str]
+
+
+def digest(data: bytes) -> str:
+    """SHA-256 in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_manifest(folder: Path = FOLDER) -> Manifest:
+    """Read the manifest of a folder."""
+    return msgspec.json.decode((folder / "manifest.json").read_bytes(), type=Manifest)
+
+
+def build(out: Path) -> Manifest:
+    """Write cuts.inc, the PTX and the manifest into a folder that has the other sources.
+
+    Raises:
+        ToolError: A program of the CUDA toolkit is missing, or refuses the source.
+    """
+    (out / "cuts.inc").write_text(include_text())
+    ptx = {}
+    for number in VERSIONS:
+        path = ptx_path(number, out)
+        compile_cuda(out / "stream.cu", path, f"sm_{number}")
+        text = path.read_text()
+        text = re.sub(r"^\.version .*$", f".version {_PTX_VERSION}", text, flags=re.MULTILINE)
+        text = re.sub(r"^//.*\n", "", text, flags=re.MULTILINE)  # the compiler's build number
+        path.write_text(text)
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+            compile_ptx(path, Path(cubin.name), f"sm_{number}")
+        ptx[path.name] = digest(path.read_bytes())
+    sources = {name: digest((out / name).read_bytes()) for name in SOURCES}
+    manifest = Manifest(tool_version("nvcc"), sources, ptx)
+    encoded = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)
+    (out / "manifest.json").write_bytes(encoded + b"\n")
+    return manifest
+
+
+def differences(folder: Path = FOLDER) -> list[str]:
+    """Make everything anew elsewhere and list the files that differ from the committed ones."""
+    with tempfile.TemporaryDirectory() as name:
+        fresh = Path(name)
+        for source in SOURCES:
+            (fresh / source).write_bytes((folder / source).read_bytes())
+        build(fresh)
+        return [
+            path.name
+            for path in sorted(fresh.iterdir())
+            if not (folder / path.name).is_file()
+            or (folder / path.name).read_bytes() != path.read_bytes()
+        ]
+
+
+def main(arguments: list[str]) -> int:
+    """Build into the package, or check; the exit status."""
+    if arguments == ["--check"]:
+        different = differences()
+        sys.stdout.write("\n".join(different) or "the PTX is what its sources give")
+        sys.stdout.write("\n")
+        return 1 if different else 0
+    if arguments:
+        sys.stdout.write("usage: python -m moet_kernels.portable.build [--check]\n")
+        return 2
+    for name, value in build(FOLDER).ptx.items():
+        sys.stdout.write(f"{name} {value}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,261 @@
+"""Loading and launching the CUDA kernels of a decode step."""
+
+import ctypes
+import functools
+import struct
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moet_core.errors import MoetError
+from moet_core.row import RowLayout
+from moet_kernels import arch
+from moet_kernels.portable.cuts import CHUNK, CUTS, Cut, cut_of, pack_arguments
+from moet_kernels.portable.tier import Tier
+
+__all__ = ["FOLDER", "Native", "native_for", "ptx_path", "takes"]
+
+FOLDER = Path(__file__).parent / "cuda"
+VERSIONS = (90, 80)
+"""Architectures with PTX of their own, the best first; newer ones run it too."""
+
+_COMBINE_THREADS = 256
+
+
+class NativeError(MoetError):
+    """The CUDA kernels cannot be loaded or launched."""
+
+
+def ptx_path(number: int, folder: Path = FOLDER) -> Path:
+    """Where the PTX for an architecture lies, 90 for sm_90."""
+    return folder / f"stream.sm_{number}.ptx"
+
+
+def takes(*layouts: RowLayout) -> bool:
+    """Whether there are kernels for such rows: both sizes must be multiples of 128."""
+    return all(
+        layout.hidden % CHUNK == 0 and layout.intermediate % CHUNK == 0 for layout in layouts
+    )
+
+
+class Native:
+    """The CUDA kernels on one device.
+
+    Args:
+        device: A GPU of sm_80 or newer.
+        image: PTX, or a cubin of the device's architecture.
+        overlap: Whether a kernel may start before the one in front has ended, as compiled for
+            sm_90 and newer.
+        cuts: Of the kernels in `image`.
+
+    Raises:
+        NativeError: The driver or its Python bindings refuse.
+    """
+
+    def __init__(
+        self, device: torch.device, image: bytes, *, overlap: bool, cuts: Sequence[Cut] = CUTS
+    ) -> None:
+        try:
+            from cuda.bindings import driver
+        except ImportError as error:
+            raise NativeError(f"cuda-bindings does not import: {error}") from error
+        self.device = device
+        self.cuts = cuts
+        self.processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._overlap = overlap
+        self._driver = driver
+        with torch.cuda.device(device):
+            torch.cuda.current_stream().synchronize()  # makes torch's context the current one
+            self._module = self._check(driver.cuModuleLoadData(image))
+        names = [cut.name for cut in cuts] + ["combine"]
+        self._functions = {name: self._function(name) for name in names}
+
+    def _function(self, name: str) -> Any:
+        return self._check(self._driver.cuModuleGetFunction(self._module, name.encode()))
+
+    def _check(self, result: tuple[Any, ...]) -> Any:
+        code, *values = result
+        if int(code):
+            raise NativeError(f"the CUDA driver says {getattr(code, 'name', code)}")
+        return values[0] if values else None
+
+    def add_parts(
+        self,
+        parts: Tensor,
+        x: Tensor,
+        topk_ids: Tensor,
+        base: Tier,
+        fine: Tier | None,
+        swiglu_limit: float,
+        missing: Tensor | None = None,
+        wanted: Tensor | None = None,
+    ) -> None:
+        """Set the rows of parts whose expert is present; see `layer.add_parts`."""
+        shape = topk_ids.numel(), base.layout.intermediate
+        activated = torch.empty(shape, dtype=torch.bfloat16, device=x.device)
+        self.gate_up(activated, x, topk_ids, base, fine, swiglu_limit, missing, wanted)
+        self.down(parts, activated, topk_ids, base, fine)
+
+    def gate_up(
+        self,
+        activated: Tensor,
+        x: Tensor,
+        topk_ids: Tensor,
+        base: Tier,
+        fine: Tier | None,
+        swiglu_limit: float,
+        missing: Tensor | None = None,
+        wanted: Tensor | None = None,
+    ) -> None:
+        """Set activated bfloat16 [T * k, I] to silu(gate(x)) * up(x), in `order_of` its codec."""
+        if x.data_ptr() % 16:
+            x = x.clone()
+        self._stream(x, activated, topk_ids, base, fine, swiglu_limit, missing, wanted)
+        if fine is not None:
+            self._stream(x, activated, topk_ids, fine, None, swiglu_limit, after=True)
+
+    def down(
+        self,
+        parts: Tensor,
+        activated: Tensor,
+        topk_ids: Tensor,
+        base: Tier,
+        fine: Tier | None,
+        *,
+        after: bool = True,
+    ) -> None:
+        """Set the rows of parts float32 [T * k, H] whose expert is present.
+
+        `after` says that the kernel in front on this stream is one of `gate_up`.
+        """
+        self._stream(activated, parts, topk_ids, base, fine, after=after, down=True)
+        if fine is not None:
+            self._stream(activated, parts, topk_ids, fine, None, after=True, down=True)
+
+    def combine(
+        self, out: Tensor, parts: Tensor, weights: Tensor, topk_ids: Tensor, base: Tier,
+        fine: Tier | None, *, after: bool = False,
+    ) -> None:  # fmt: skip
+        """Set out bfloat16 [T, H] to the weighted sums of present parts, k ascending.
+
+        `after` says that the kernel in front on this stream is one of `down`.
+        """
+        tokens, top_k = topk_ids.shape
+        hidden = out.shape[1]
+        packed = struct.pack(
+            "<6Q4i",
+            parts.data_ptr(),
+            weights.data_ptr(),
+            topk_ids.data_ptr(),
+            base.slot_of.data_ptr(),
+            fine.slot_of.data_ptr() if fine else 0,
+            out.data_ptr(),
+            len(base.slot_of),
+            topk_ids.element_size() // 4,
+            hidden,
+            top_k,
+        )
+        grid = -(-hidden // (2 * _COMBINE_THREADS)), tokens
+        self._launch("combine", grid, _COMBINE_THREADS, packed, after=after)
+
+    def _stream(
+        self,
+        x: Tensor,
+        out: Tensor,
+        topk_ids: Tensor,
+        tier: Tier,
+        preferred: Tier | None,
+        swiglu_limit: float = 0.0,
+        missing: Tensor | None = None,
+        wanted: Tensor | None = None,
+        *,
+        after: bool = False,
+        down: bool = False,
+    ) -> None:
+        """Launch a kernel for the experts that a tier has and a preferred one has not."""
+        layout, pairs = tier.layout, topk_ids.numel()
+        cut = cut_of(layout.codec, self.cuts, down=down)
+        k, rows = layout.hidden, layout.intermediate
+        codes, scales = layout.codes13, layout.scales13
+        if down:
+            k, rows, codes, scales = rows, k, layout.codes2, layout.scales2
+        after = after and self._overlap
+        strip = cut.strip(rows, pairs, self.processors)
+        optional = [preferred.slot_of if preferred else None, out, missing, wanted]
+        pointers = [t.data_ptr() for t in (x, topk_ids, tier.pool, tier.slot_of)]
+        pointers += [0 if t is None else t.data_ptr() for t in optional]
+        numbers = (
+            pairs,
+            len(tier.slot_of),
+            topk_ids.element_size() // 4,
+            0 if missing is None else missing.element_size() // 4,
+            65536 // topk_ids.shape[1] + 1,
+            k,
+            rows,
+            codes.offset,
+            scales.offset,
+            layout.tensor_scales.offset,
+            strip,
+            int(after),
+        )
+        packed = pack_arguments(pointers, layout.row_bytes, numbers, swiglu_limit)
+        grid = -(-rows // (cut.tile_rows * strip)), pairs
+        self._launch(cut.name, grid, cut.threads, packed, after=after)
+
+    def _launch(
+        self, name: str, grid: tuple[int, int], threads: int, packed: bytes, *, after: bool
+    ) -> None:
+        driver = self._driver
+        buffer = ctypes.create_string_buffer(packed, len(packed))
+        size = ctypes.c_size_t(len(packed))
+        # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END
+        extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 0)
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        where = ctypes.addressof(extra)
+        function = self._functions[name]
+        if not (after and self._overlap):
+            self._check(
+                driver.cuLaunchKernel(function, *grid, 1, threads, 1, 1, 0, stream, 0, where)
+            )
+            return
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes = 0
+        config.hStream = stream
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = (
+            driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        )
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config.attrs, config.numAttrs = [attribute], 1
+        self._check(driver.cuLaunchKernelEx(config, function, 0, where))
+
+
+def native_for(device: torch.device) -> Native | None:
+    """Return the CUDA kernels for a device; None where Triton's compute, with a warning once."""
+    if arch.capability(device) is None:
+        return None  # the interpreter
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return _loaded(index)
+
+
+@functools.cache
+def _loaded(index: int) -> Native | None:
+    device = torch.device("cuda", index)
+    major, minor = torch.cuda.get_device_capability(device)
+    number = next(version for version in VERSIONS if version <= 10 * major + minor)
+    try:
+        image = ptx_path(number).read_bytes() + b"\0"
+        return Native(device, image, overlap=number >= 90)
+    except (NativeError, OSError) as error:
+        warnings.warn(
+            f"The CUDA kernels of decode steps do not load on {device} ({error}); slower Triton "
+            "kernels compute instead.",
+            stacklevel=2,
+        )
+        return None
