@@ -166,7 +166,12 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run every package's tests and those of bench/ (arguments after -- go to pytest)."""
     python = serving_env(session)
-    benches = ("bench/tinymoe/tests", "bench/residency/tests", "bench/served/tests")
+    benches = (
+        "bench/tinymoe/tests",
+        "bench/residency/tests",
+        "bench/served/tests",
+        "bench/gate/tests",
+    )
     everything = [*(f"packages/{name}/tests" for name in PACKAGES), *benches]
     args = session.posargs or everything
     run(session, str(python), "-m", "pytest", *args)

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from gate.plot import recovered
 from residency.plot import hit_rates
 
 from moet_core.errors import MoetError
@@ -11,7 +12,10 @@ from moet_core.results import read_result
 
 ROOT = Path(__file__).parents[1]
 
-PLOTS = {"docs/residency.svg": ("bench/results/residency.json", hit_rates)}
+PLOTS = {
+    "docs/gate.svg": ("bench/results/gate-curves.json", recovered),
+    "docs/residency.svg": ("bench/results/residency.json", hit_rates),
+}
 
 
 def rendered() -> dict[Path, str]:
