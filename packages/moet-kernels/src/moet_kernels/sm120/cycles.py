@@ -171,11 +171,12 @@ def predict(
         processor.shared_bytes // (shared + 1024),
     )
     mine = -(-blocks // processor.count)  # of the busiest processor
-    machine = _Processor(program, processor, warps)
+    # All share the memory, by what they ask for: the busiest gets more than the average one.
+    demand = mine * processor.count / blocks
+    machine = _Processor(program, processor, warps, demand)
     cycles = machine.run(mine, resident)
     total = blocks * sum(op.memory_bytes for warp in warps for op in warp)
     microseconds = cycles / processor.clock / 1000 + processor.launch
-    # Processors do not all take their blocks at once; the memory bounds the launch in any case.
     microseconds = max(microseconds, total / processor.bandwidth * 1e6 + processor.launch)
     issued = machine.issued / max(4 * cycles, 1)
     return Prediction(cycles, microseconds, total, resident, issued)
@@ -185,13 +186,18 @@ class _Processor:
     """The state of one processor: warps wait in a heap for the cycle at which they can issue."""
 
     def __init__(
-        self, program: Program, processor: Processor, warps: Sequence[Sequence[Op]]
+        self,
+        program: Program,
+        processor: Processor,
+        warps: Sequence[Sequence[Op]],
+        demand: float,
     ) -> None:
         self.program, self.processor, self.warps = program, processor, warps
         self.issued = 0
         self.pipes: dict[tuple[int, str], float] = {}  # (scheduler, pipe) -> free again
         self.memory = self.cache = self.queue = 0.0  # when they are free again
-        self.memory_rate = processor.bandwidth / processor.count / (processor.clock * 1e9)
+        share = processor.bandwidth / processor.count / (processor.clock * 1e9)
+        self.memory_rate = share * demand
 
     def run(self, blocks: int, resident: int) -> int:
         """Cycles until `blocks` blocks are done, `resident` at a time."""

@@ -1,0 +1,168 @@
+"""Predicts kernels by `moet_kernels.sm120.cycles`; those of sm_90 beside what an H200 measured.
+
+    PYTHONPATH=bench python bench/kernels/cycles.py bench/results/cycles.json
+
+Needs the CUDA programs (nvcc, ptxas, nvdisasm) for the twins of sm_90; no GPU. The measured times
+are those of bench/results/sass-own.json: what the model was made from knows nothing of them.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+import moet_kernels.sass.kernels
+from moet_cli.bench import run_result
+from moet_core.results import Measurement, measurement, read_result, write_result
+from moet_kernels.sass.arch import SM90A
+from moet_kernels.sass.assemble import disassemble
+from moet_kernels.sass.cases import copy_case, kernel_source, w2_case
+from moet_kernels.sass.cubin import RESERVED_REGISTERS, Cubin
+from moet_kernels.sass.emulate import Launch
+from moet_kernels.sass.machine import Buffer
+from moet_kernels.sass.schedule import safe, tuned
+from moet_kernels.sass.source import Program
+from moet_kernels.sass.table import committed_table
+from moet_kernels.sass.tools import compile_cuda
+from moet_kernels.sm120.build import FOLDER, cubin_path, read_manifest
+from moet_kernels.sm120.cases import DOWN_ROWS, GATE_UP_ROWS, launch_of, make_case
+from moet_kernels.sm120.cycles import Prediction, Processor, predict, trace
+from moet_kernels.sm120.write import KERNELS, Kernel
+
+ROOT = Path(__file__).parents[2]
+# Bandwidth: a device copy's, as published for the card (facts of the roadmap) or, for the H200, as
+# measured in the run compared with. Latencies: idle ones, from published microbenchmarks.
+H200 = Processor(
+    name="H200",
+    count=132,
+    clock=1.98,
+    bandwidth=4.155e12,
+    memory_latency=480,
+    cache_latency=264,
+    warps=64,
+    shared_bytes=227 * 1024,
+    fma_cycles=1,
+    matrix_cycles=4,
+)
+PRO_6000 = Processor(
+    name="RTX PRO 6000",
+    count=188,
+    clock=2.6,
+    bandwidth=1.43e12,
+    memory_latency=880,
+    cache_latency=360,
+)
+GDDR7 = 1.792e12
+MODELS = {"GLM-5.2": (6144, 2048, 8), "DeepSeek-V4-Flash": (4096, 2048, 6)}
+"""Hidden size, an expert's columns, experts a token."""
+
+PAGE = 1 << 28
+BLOCKS = {"copy": 1056, "w2_gemm_bf16": 4096}
+NAMES = {"copy": "1 GiB", "w2_gemm_bf16": "8x65536x4096"}
+
+
+def on_h200(kernel: str, program: Program) -> Prediction:
+    """Predict a kernel of the toolchain at the size that was measured."""
+    if kernel == "copy":
+        case = copy_case(256 * 248, 1, 0)  # a block's part of 2^26 vectors over 1,056 blocks
+    else:
+        case = w2_case(kernel, 8, 16, 4096, 0, exact=False)
+    addresses = [PAGE * (i + 1) for i in range(len(case.inputs) + 1)]
+    buffers = [Buffer.empty(addresses[0], case.output_bytes)]
+    buffers += [Buffer.of(a, x) for a, x in zip(addresses[1:], case.inputs, strict=True)]
+    launch = Launch((1, 1, 1), case.threads, case.parameters(addresses))
+    shared_input = PAGE * 2 if kernel != "copy" else 0  # x, which every block reads
+    warps = trace(program, launch, buffers, lambda address: address != shared_input)
+    registers = program.registers + RESERVED_REGISTERS
+    options = {"blocks": BLOCKS[kernel], "shared": program.shared, "registers": registers}
+    return predict(program, warps, H200, **options)
+
+
+def sm90_programs() -> Iterator[tuple[str, str, Program]]:
+    """Yield (kernel, variant, program) of what was measured."""
+    table = committed_table(SM90A)
+    folder = Path(moet_kernels.sass.kernels.__file__).parent
+    for kernel in BLOCKS:
+        with tempfile.TemporaryDirectory() as temporary:
+            cubin = Path(temporary) / "twin.cubin"
+            compile_cuda(folder / f"{kernel}.cu", cubin, SM90A.name)
+            yield kernel, "twin", disassemble(Cubin.open(cubin), kernel)
+        source = kernel_source(kernel)
+        yield kernel, "safe", safe(source, table)
+        yield kernel, "tuned", tuned(source, table)
+
+
+def compared() -> Iterator[Measurement]:
+    """Predicted and measured times of sm_90, and how well they agree."""
+    measured = {
+        m.name: m.median
+        for m in read_result(ROOT / "bench/results/sass-own.json").measurements
+        if m.unit == "us"
+    }
+    pairs = []
+    for kernel, variant, program in sm90_programs():
+        found = on_h200(kernel, program)
+        truth = measured[f"{kernel} {variant}, {NAMES[kernel]}"]
+        pairs.append((found.microseconds, truth))
+        name = f"H200: {kernel} {variant}"
+        yield measurement(f"{name}, predicted", "us", [found.microseconds])
+        yield measurement(f"{name}, measured", "us", [truth])
+        yield measurement(f"{name}, error", "fraction", [found.microseconds / truth - 1])
+    ranks = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0)
+    yield measurement("H200: rank correlation", "1", [np.corrcoef(ranks.T)[0, 1]])
+    errors = [abs(p / t - 1) for p, t in pairs]
+    yield measurement("H200: size of the error", "fraction", errors)
+
+
+def on_sm120(kernel: Kernel, variant: str, model: str, tokens: int) -> Prediction:
+    """Predict a decode kernel with every expert of every token being another one."""
+    hidden, intermediate, top_k = MODELS[model]
+    codec = {"w2": "w2", "fp4": "fp4-mx", "nv": "fp4-nv"}[kernel.codec]
+    rows, wanted = (DOWN_ROWS, hidden) if kernel.down else (GATE_UP_ROWS, intermediate)
+    sizes = (rows, intermediate) if kernel.down else (hidden, rows)
+    case = make_case(codec, *sizes, (1,), 0, down=kernel.down, exact=True)
+    launch, buffers = launch_of(case)
+    program = disassemble(Cubin.open(cubin_path(FOLDER, kernel.name, variant)), kernel.name)
+    warps = trace(program, launch, buffers, lambda address: address == buffers[3].address)
+    built = read_manifest().kernels[kernel.name]
+    blocks = -(-wanted // rows) * top_k * tokens
+    options = {"shared": built.shared, "registers": built.registers[variant]}
+    return predict(program, warps, PRO_6000, blocks=blocks, **options)
+
+
+def predicted() -> Iterator[Measurement]:
+    """Time and share of the memory's peak of every decode kernel, tuned and twin."""
+    for model in MODELS:
+        for kernel in KERNELS:
+            if kernel.steps != 4:
+                continue
+            for tokens in (1, 4):
+                for variant in ("tuned", "twin"):
+                    found = on_sm120(kernel, variant, model, tokens)
+                    share = found.memory_bytes / found.microseconds * 1e6 / GDDR7
+                    label = f"{model}, {kernel.name} {variant}, {tokens} token"
+                    yield measurement(f"{label}, predicted", "us", [found.microseconds])
+                    yield measurement(f"{label}, share of GDDR7", "fraction", [share])
+
+
+def main() -> None:
+    """Write the result file."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("result", type=Path)
+    args = parser.parse_args()
+    started = datetime.now(UTC)
+    measured = [*compared(), *predicted()]
+    notes = (
+        "SM120 figures are predictions; no such card was used. H200 times: sass-own.json",
+        f"RTX PRO 6000: {PRO_6000.count} processors at {PRO_6000.clock} GHz, memory at "
+        f"{PRO_6000.bandwidth / 1e12} TB/s (a device copy) of {GDDR7 / 1e12} TB/s",
+        "every token goes through experts of its own; 2 us between two kernels count",
+    )
+    write_result(args.result, run_result("cycles", started, measured, notes=notes), force=True)
+
+
+if __name__ == "__main__":
+    main()
