@@ -97,11 +97,8 @@ def sm90_programs() -> Iterator[tuple[str, str, Program]]:
 
 def compared() -> Iterator[Measurement]:
     """Predicted and measured times of sm_90, and how well they agree."""
-    measured = {
-        m.name: m.median
-        for m in read_result(ROOT / "bench/results/sass-own.json").measurements
-        if m.unit == "us"
-    }
+    found_there = read_result(ROOT / "bench/results/sass-own.json").measurements
+    measured = {one.name: one.median for one in found_there if one.unit == "us"}
     pairs = []
     for kernel, variant, program in sm90_programs():
         found = on_h200(kernel, program)
@@ -143,7 +140,8 @@ def predicted() -> Iterator[Measurement]:
                 for variant in ("tuned", "twin"):
                     found = on_sm120(kernel, variant, model, tokens)
                     share = found.memory_bytes / found.microseconds * 1e6 / GDDR7
-                    label = f"{model}, {kernel.name} {variant}, {tokens} token"
+                    plural = "s" if tokens > 1 else ""
+                    label = f"{model}, {kernel.name} {variant}, {tokens} token{plural}"
                     yield measurement(f"{label}, predicted", "us", [found.microseconds])
                     yield measurement(f"{label}, share of GDDR7", "fraction", [share])
 
