@@ -15,6 +15,7 @@ __all__ = ["bits", "bits_specs"]
 NAMES = ("w2", "fp4", "half arena", "half pinned", "least pinned", "gate always", "gate never")
 
 LIKE = {
+    **{name: name for name in ("w2", "fp4", "all resident")},
     **dict.fromkeys(("half arena", "half pinned", "least pinned", "gate never"), "w2"),
     "gate always": "fp4",
     **dict.fromkeys(("pool of all", "pool of 95 %", "gate"), "w2"),
@@ -28,7 +29,7 @@ def bits(run: "Run") -> None:
     vocabulary = checkpoints.vocabulary(run.model)
     prompts = [random_prompts(vocabulary, 1, length, 0)[0] for length in identity.LENGTHS]
     cases = [
-        identity.Case(name=name, moet={}, like=like, what="gate" if "gate" in name else "pool")
+        identity.Case(name=name, moet={}, like=like, what=_what(name))
         for name, like in LIKE.items()
         if name in run.engines and like in run.engines
     ]
@@ -49,6 +50,12 @@ def bits(run: "Run") -> None:
         f"{c.name} with {c.like}" for c in cases if not results.get(c.name, {}).get("error", "-")
     ]
     run.notes.append(f"compared, cold and warm, 1 and 4 streams: {'; '.join(names)}")
+
+
+def _what(name: str) -> str:
+    if LIKE[name] == name:
+        return "again without a pool"
+    return "gate" if "gate" in name else "pool"
 
 
 def bits_specs(run: "Run") -> list[Spec]:

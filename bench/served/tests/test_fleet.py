@@ -125,6 +125,8 @@ def test_comparisons_name_the_run_that_differs():
         ("1 cold", True),
         ("1 warm", False),
     ]
+    again = compare([Case(name="w2", moet={}, like="w2")], results)
+    assert [(record["run"], record["same"]) for record in again] == [("1 warm", True)]
     figures = {one.name: one.median for one in measurements("m", records)}
     assert figures["every logit: m, pool, combinations"] == 2
     assert figures["every logit: m, pool, that differ"] == 1
