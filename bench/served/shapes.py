@@ -112,9 +112,9 @@ SHAPES = {
     "kimi": KIMI,
     "glm-short": msgspec.structs.replace(GLM, layers=4),
     "kimi-short": msgspec.structs.replace(KIMI, layers=3),
-    # More layers, so that the GPU and not the scheduler sets the pace; fewer experts in each.
-    "glm-deep": msgspec.structs.replace(GLM, layers=13, experts=32, vocabulary=24576),
-    "kimi-deep": msgspec.structs.replace(KIMI, layers=11, experts=32, vocabulary=24576),
+    # More layers, so that the scheduler's share of a step is smaller.
+    "glm-deep": msgspec.structs.replace(GLM, layers=9, vocabulary=18432),
+    "kimi-deep": msgspec.structs.replace(KIMI, layers=8, vocabulary=18432),
     "glm-tiny": msgspec.structs.replace(
         GLM, **_TINY, indexer=Indexer(heads=4, head_dim=64, top_k=32)
     ),
