@@ -88,8 +88,10 @@ def draw(found: dict[str, dict[str, list[Point]]]) -> str:
                 at, high = place(x, y)
                 shape = f'cx="{at:.1f}" cy="{high:.1f}" r="3.5" stroke="{colour}"'
                 parts.append(f'<circle {shape} fill="{colour if kind == "gate" else "#ffffff"}"/>')
-                drop = 16 if text == "long" else -8
-                parts.append(f'<text x="{at + 5:.1f}" y="{high + drop:.1f}">{label}</text>')
+                # Two kinds of text side by side would print over each other.
+                dx, dy = (8 + 34 * number, 4) if kind == "use" else (5, 16 if number else -8)
+                where = f'x="{at + dx:.1f}" y="{high + dy:.1f}" fill="{colour}"'
+                parts.append(f"<text {where}>{label}</text>")
         parts.append(f'<text x="{LEFT + number * 110}" y="20" fill="{colour}">{text} texts</text>')
     parts.append(f'<text x="{LEFT + 220}" y="20">● gate, by tau   ○ no gate, by size</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
