@@ -9,10 +9,8 @@ import msgspec
 from rich.table import Table
 
 from moet_cli.checks import run_checks
-from moet_cli.client import Client
 from moet_cli.launch import command_line, make_launch, wait_ready
 from moet_cli.machine import describe_machine, find_commit, installed_versions
-from moet_cli.measure import NOTES, measure
 from moet_cli.memory import MemorySampler
 from moet_cli.output import Output, make_table
 from moet_cli.plan import Plan
@@ -37,6 +35,10 @@ def bench_run(output: Output, plan: Plan, suite_name: str, target: Target) -> No
     Raises:
         MoetError: the server failed, or the result file exists and may not be replaced.
     """
+    # they import the openai package, which the other benchmarks do without
+    from moet_cli.client import Client
+    from moet_cli.measure import NOTES, measure
+
     suite = load_suite(suite_name)
     name = plan.recipe or plan["model"]
     started = datetime.now(UTC)

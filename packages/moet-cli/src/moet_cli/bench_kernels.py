@@ -52,7 +52,9 @@ def bench_kernels(
     started = datetime.now(UTC)
     path = result_path(target, "kernels", started)
     _check_gpu()
-    from moet_kernels.bench_experts import NOTES, Plan, bench_experts
+    import torch
+
+    from moet_kernels.bench_experts import NOTES, Plan, bench_experts, path_notes
     from moet_kernels.bench_sweep import sweep
 
     plan = Plan(models, codecs, tokens, samples)
@@ -62,7 +64,8 @@ def bench_kernels(
     else:
         rival, note = stock_rival() if stock else (None, "vLLM's own FP4 layer was not asked for")
         output.say(note)
-        notes = (*NOTES, note)
+        device = torch.device("cuda", torch.cuda.current_device())
+        notes = (*NOTES, *path_notes(plan, device), note)
         found = bench_experts(plan, rival, output.say)
     result = run_result("kernels", started, found, suite="cuts" if cuts else None, notes=notes)
     finish(output, path, result, target.force)

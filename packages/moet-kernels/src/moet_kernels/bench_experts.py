@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -14,10 +15,10 @@ from moet_core.results import Measurement, measurement
 from moet_core.row import row_layout
 from moet_kernels.bench_device import copy_bandwidth, graph_times, read_bandwidth
 from moet_kernels.experts import Tier, experts
-from moet_kernels.portable.few import DECODE_TOKENS, few_parts
+from moet_kernels.portable.few import DECODE_TOKENS, few_parts, native_kernels_of
 from moet_kernels.portable.many import many_parts
 
-__all__ = ["MODELS", "NOTES", "Batch", "Plan", "Rival", "bench_experts"]
+__all__ = ["MODELS", "NOTES", "Batch", "Plan", "Rival", "bench_experts", "path_notes"]
 
 MODELS = {"DeepSeek-V4-Flash": DEEPSEEK_V4_FLASH, "GLM-5.2": GLM_5_2, "Kimi-K2.7": KIMI_K2_7}
 
@@ -34,7 +35,7 @@ NOTES = (
 
 _MOST_LAYERS = 32
 _MOST_ERROR = 4e-3
-_CHECKED_TOKENS = 64
+_CHECKED_TOKENS = 16
 
 
 class Batch(NamedTuple):
@@ -95,6 +96,23 @@ def bench_experts(plan: Plan, rival: Rival | None, say: Callable[[str], None]) -
     again = read_bandwidth(plan.samples)
     found.append(measurement("read bandwidth, at the end", "GB/s", [r / 1e9 for r in again]))
     return found
+
+
+def path_notes(plan: Plan, device: torch.device) -> tuple[str, ...]:
+    """Say which kernels a plan measures on a device: those that the package chooses there."""
+    paths: dict[str, list[str]] = {}
+    for name, codec in product(plan.models, plan.codecs):
+        model = MODELS[name]
+        layout = row_layout(codec, model.hidden, model.intermediate)
+        native = native_kernels_of(device, model.top_k, layout)
+        paths.setdefault("Triton" if native is None else "CUDA", []).append(f"{name} {codec}")
+    return (
+        *(
+            f"up to {DECODE_TOKENS} tokens: {path} kernels of decode steps for {', '.join(of)}"
+            for path, of in paths.items()
+        ),
+        f"more than {DECODE_TOKENS} tokens: Triton kernels",
+    )
 
 
 def random_tier(codec: str, model: ModelGeometry) -> Tier:

@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from moet_core.row import RowLayout
 from moet_kernels.portable import decode, ptx
 from moet_kernels.portable.native import Native, native_for, takes
 from moet_kernels.portable.tier import Tier, row_constants
@@ -20,6 +21,7 @@ __all__ = [
     "launch_gate_up",
     "launch_options",
     "native_kernels",
+    "native_kernels_of",
 ]
 
 DECODE_TOKENS = 16
@@ -75,9 +77,14 @@ def few_parts(
 def native_kernels(x: Tensor, topk_ids: Tensor, base: Tier, fine: Tier | None) -> Native | None:
     """Return the CUDA kernels if they compute such a layer, None if Triton's do."""
     layouts = [tier.layout for tier in (base, fine) if tier is not None]
-    if topk_ids.shape[1] > MOST_TOP_K or not takes(*layouts):
+    return native_kernels_of(x.device, topk_ids.shape[1], *layouts)
+
+
+def native_kernels_of(device: torch.device, top_k: int, *layouts: RowLayout) -> Native | None:
+    """Return the CUDA kernels if they compute layers of such rows, None if Triton's do."""
+    if top_k > MOST_TOP_K or not takes(*layouts):
         return None
-    return native_for(x.device)
+    return native_for(device)
 
 
 def launch_gate_up(
