@@ -104,14 +104,12 @@ def compared() -> Iterator[Measurement]:
         found = on_h200(kernel, program)
         truth = measured[f"{kernel} {variant}, {NAMES[kernel]}"]
         pairs.append((found.microseconds, truth))
-        name = f"H200: {kernel} {variant}"
-        yield measurement(f"{name}, predicted", "us", [found.microseconds])
-        yield measurement(f"{name}, measured", "us", [truth])
-        yield measurement(f"{name}, error", "fraction", [found.microseconds / truth - 1])
+        yield measurement(f"H200, time: {kernel} {variant}, predicted", "us", [found.microseconds])
+        yield measurement(f"H200, time: {kernel} {variant}, measured", "us", [truth])
     ranks = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0)
-    yield measurement("H200: rank correlation", "1", [np.corrcoef(ranks.T)[0, 1]])
+    yield measurement("H200, agreement: rank correlation", "1", [np.corrcoef(ranks.T)[0, 1]])
     errors = [abs(p / t - 1) for p, t in pairs]
-    yield measurement("H200: size of the error", "fraction", errors)
+    yield measurement("H200, agreement: error without its sign", "fraction", errors)
 
 
 def on_sm120(kernel: Kernel, variant: str, model: str, tokens: int) -> Prediction:
@@ -140,10 +138,10 @@ def predicted() -> Iterator[Measurement]:
                 for variant in ("tuned", "twin"):
                     found = on_sm120(kernel, variant, model, tokens)
                     share = found.memory_bytes / found.microseconds * 1e6 / GDDR7
-                    plural = "s" if tokens > 1 else ""
-                    label = f"{model}, {kernel.name} {variant}, {tokens} token{plural}"
-                    yield measurement(f"{label}, predicted", "us", [found.microseconds])
-                    yield measurement(f"{label}, share of GDDR7", "fraction", [share])
+                    where = f"{model} {kernel.name}, {variant} {tokens} token{'s'[: tokens > 1]}"
+                    time, part = f"predicted time: {where}", f"predicted share of GDDR7: {where}"
+                    yield measurement(time, "us", [found.microseconds])
+                    yield measurement(part, "fraction", [share])
 
 
 def main() -> None:
