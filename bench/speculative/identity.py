@@ -69,6 +69,8 @@ LAYOUTS = {
     "gate, tau 0.6": Layout({**GATE, "tau": 0.6}, streams=2, tokens=32, exact=False),
 }
 
+NONE_DIFFERS = "no answer differs where drafts may change nothing"
+
 
 class Difference(msgspec.Struct, frozen=True):
     """Where two answers part, and by how much the first one's token was ahead there, in nats."""
@@ -206,12 +208,12 @@ def main() -> None:
                 "TinyMoE, experts=w2 unless native, bfloat16, greedy, prefix caching, one thread; "
                 "8 prompts, then the same with three quarters of their answers behind",
                 "gate: max_prob, fine tier of 25 %, no budget, as many passes as it takes",
-                *(parted or ["no answer differs"]),
+                *(parted or [NONE_DIFFERS]),
             ),
         ),
         force=True,
     )
-    print("\n".join(parted) or "no answer differs")
+    print("\n".join(parted) or NONE_DIFFERS)
     sys.exit(bool(parted))
 
 
