@@ -338,3 +338,37 @@ class TestVerify:
 def test_in_a_process_of_its_own(moet):
     done = moet("kernels", "emulate", str(SOURCES / "copy.sass"))
     assert (done.code, done.out, done.err) == (0, "copy: exact\n", "")
+
+
+class TestDecodeKernels:
+    """Those of `moet_kernels.sm120`, which are emulated on experts of their own."""
+
+    def source(self, name):
+        return SOURCES.parents[1] / f"sm120/kernels/{name}.sass"
+
+    @pytest.mark.parametrize("name", ["w2_gate_up", "nv_down_k64"])
+    @pytest.mark.parametrize("more", [[], ["--exact"]])
+    def test_emulate(self, kernels, name, more):
+        finished = kernels("emulate", self.source(name), "--json", *more)
+        assert finished.code == 0
+        (found,) = finished.objects()
+        assert (found["kernel"], found["flaw"], found["exact"]) == (name, None, bool(more))
+
+    def test_a_wrong_one_fails(self, kernels, tmp_path):
+        path = tmp_path / "wrong.sass"
+        text = self.source("w2_down").read_text()
+        path.write_text(text.replace("0x4838b8c8", "0x48b838c8"))
+        finished = kernels("emulate", path)
+        assert finished.code == 1
+        assert "w2_down is wrong: element [0, 0] is" in finished.err
+
+    def test_columns_of_another_kernel(self, kernels):
+        finished = kernels("emulate", self.source("w2_down_k64"), "--shape", 1, 64, 128)
+        assert finished.code == 2
+        assert "K an odd multiple of 64" in finished.err
+
+    @pytest.mark.parametrize("shape", [(9, 64, 256), (1, 48, 256), (1, 64, 192)])
+    def test_a_shape_that_it_does_not_take(self, kernels, shape):
+        finished = kernels("emulate", self.source("w2_down"), "--shape", *shape)
+        assert finished.code == 2
+        assert "wanted M of 1 to 8, N a multiple of 32, K a multiple of 128" in finished.err

@@ -97,6 +97,8 @@ def run_emulate(
 
     with _named(source):
         program = _read(source)
+    if program.arch.name == "sm_120a" and _emulate_decode(output, program, shape, seed, exact):
+        return
     if program.kernel == "copy":
         if shape is not None or exact:
             raise UsageError("copy has no shape, and its result is always exact.")
@@ -106,8 +108,9 @@ def run_emulate(
         case = w2_case(program.kernel, m, n, k, seed, exact=exact)
     else:
         raise UsageError(
-            f"{program.kernel} is none of our kernels (copy, w2_gemm_bf16, w2_gemm_e4m3), so there "
-            "is no data for it; call moet_kernels.sass.emulate.emulate with your own."
+            f"{program.kernel} is none of our kernels (copy, w2_gemm_bf16, w2_gemm_e4m3, those of "
+            "moet_kernels.sm120), so there is no data for it; call "
+            "moet_kernels.sass.emulate.emulate with your own."
         )
     with _named(source):
         data = run_case(program, case)
@@ -127,6 +130,36 @@ def run_emulate(
         raise MoetError(
             f"{program.kernel} has a relative error of {error:.2e}; {allowed:g} is allowed."
         )
+
+
+def _emulate_decode(
+    output: Output, program: "Program", shape: Sequence[int] | None, seed: int, exact: bool
+) -> bool:
+    """Run one of the SM120 decode kernels on random data; False if the program is none."""
+    from moet_kernels.sm120.activations import steps_of
+    from moet_kernels.sm120.cases import CODECS, make_case, mistake, run_case
+    from moet_kernels.sm120.write import KERNELS
+
+    kernel = next((one for one in KERNELS if one.name == program.kernel), None)
+    if kernel is None:
+        return False
+    unit = 32 * kernel.steps
+    m, n, k = shape or (5, 64, 9 * unit)
+    multiple = f"an odd multiple of {unit}" if kernel.steps == 2 else f"a multiple of {unit}"
+    if not 1 <= m <= 8 or n < 1 or n % 32 or k < 1 or k % unit or steps_of(k) != kernel.steps:
+        raise UsageError(
+            f"--shape {m} {n} {k}: wanted M of 1 to 8, N a multiple of 32, K {multiple}."
+        )
+    sizes = (n, k) if kernel.down else (k, n)
+    case = make_case(CODECS[kernel.codec], *sizes, (m,), seed, down=kernel.down, exact=exact)
+    flaw = mistake(case, run_case(program, case))
+    output.result(
+        {"event": "emulate", "kernel": kernel.name, "exact": exact, "flaw": flaw},
+        f"{kernel.name}: {flaw or ('exact' if exact else 'within 1e-6')}",
+    )
+    if flaw:
+        raise MoetError(f"{kernel.name} is wrong: {flaw}")
+    return True
 
 
 def run_verify(output: Output, source: Path) -> None:

@@ -4,9 +4,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from moet_kernels.sass.emulate import emulate
 from moet_kernels.sass.errors import EmulationError, Fault
 from moet_kernels.sass.tools import have_tools
-from moet_kernels.sm120.cases import make_case, mistake, run_case
+from moet_kernels.sm120.cases import CODECS, launch_of, make_case, mistake, run_case
 from moet_kernels.sm120.write import KERNELS
 
 WHOLE = [kernel for kernel in KERNELS if kernel.steps == 4]
@@ -17,7 +18,7 @@ needs_nvdisasm = pytest.mark.skipif(not have_tools("nvdisasm"), reason="nvdisasm
 
 def case_of(kernel, k, *, exact, n=96, counts=COUNTS, seed=0, limit=np.inf):
     hidden, intermediate = (n, k) if kernel.down else (k, n)
-    codec = {"w2": "w2", "fp4": "fp4-mx", "nv": "fp4-nv"}[kernel.codec]
+    codec = CODECS[kernel.codec]
     options = {"down": kernel.down, "exact": exact, "limit": limit}
     return make_case(codec, hidden, intermediate, counts, seed, **options)
 
@@ -89,6 +90,21 @@ def test_only_the_rows_of_a_group_are_written(programs, kernel):
     parts = found["written"][: case.expected.size * (4 if kernel.down else 1)]
     assert (parts.reshape(len(kept), -1).all(axis=1) == kept).all()
     assert (parts.reshape(len(kept), -1).any(axis=1) == kept).all()
+
+
+def test_only_the_vectors_of_a_group_are_read(programs, kernel):
+    k = 256 if kernel.steps == 4 else 192
+    case = case_of(kernel, k, exact=True, counts=(2, 3))
+    used = case.groups["pair" if kernel.down else "token"][0, :2]
+    groups = case.groups.copy()
+    groups["count"][1] = 0
+    launch, buffers = launch_of(msgspec.structs.replace(case, groups=groups))
+    for buffer, size in ((buffers[1], k), (buffers[2], k // 32)):
+        rows = buffer.written.reshape(-1, size)
+        rows[:] = False
+        rows[used] = True
+    emulate(programs(kernel.name), launch, buffers)
+    assert buffers[4].written.any()
 
 
 def test_a_row_outside_of_the_pool_is_an_error(programs, kernel):

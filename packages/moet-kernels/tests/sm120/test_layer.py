@@ -186,6 +186,17 @@ def test_tinymoes_layer(layer):
     assert (out - reference).float().norm() <= 0.08 * reference.float().norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int64])
+def test_ids_of_any_size(layer, dtype):
+    base = tier("w2", 128, 64, [0, 1, 2])
+    x, weights, ids = batch(3, 128, 2, 3)
+    want, got = (
+        layer.expert_layer(x, weights, i, base, None, swiglu_limit=LIMIT)
+        for i in (ids, ids.to(dtype))
+    )
+    assert torch.equal(want, got)
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_the_operation_dispatches(monkeypatch, layer, dtype):
     monkeypatch.setattr(arch, "capability", lambda _device: (12, 0))

@@ -30,6 +30,7 @@ from moet_kernels.sm120.activations import (
 )
 
 __all__ = [
+    "CODECS",
     "DOWN_ROWS",
     "GATE_UP_ROWS",
     "GROUP",
@@ -49,6 +50,9 @@ GROUP = np.dtype(
     [("row", "<u8"), ("count", "<u4"), ("unused", "<u4"), ("pair", "<u4", 8), ("token", "<u4", 8)]
 )
 """An expert and at most 8 pairs (token, k) that go through it: `Group` of `kernels/decode.cuh`."""
+
+CODECS = {"w2": "w2", "fp4": "fp4-mx", "nv": "fp4-nv"}
+"""Codec of a family of kernels."""
 
 GATE_UP_ROWS = 32
 """Rows of each of gate and up that a block of threads computes."""
@@ -165,7 +169,7 @@ def _row(chance: np.random.Generator, layout: RowLayout, exact: bool) -> NDArray
         scales = chance.integers(low, high, (n, k // group)).astype(np.uint8)
         if layout.codec == "fp4-nv":  # E4M3: 0.5, 1 and 2, or most of what there is
             plain = [0x30, 0x38, 0x40]
-            many = np.r_[0:0x50, 0x81]
+            many = np.r_[0:0x50, 0xB0:0xB8]
             scales = chance.choice(np.array(plain if exact else many, np.uint8), scales.shape)
         row[scales_at.slice] = pack_scales(scales, group)
     if layout.tensor_scales.length:

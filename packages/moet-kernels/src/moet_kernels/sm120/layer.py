@@ -14,7 +14,7 @@ from torch import Tensor
 from moet_core.row import RowLayout, Section
 from moet_kernels.portable.tier import Tier
 from moet_kernels.sm120.activations import SCALE_COLUMNS, steps_of
-from moet_kernels.sm120.cases import DOWN_ROWS, GATE_UP_ROWS, GROUP, THREADS
+from moet_kernels.sm120.cases import CODECS, DOWN_ROWS, GATE_UP_ROWS, GROUP, THREADS
 from moet_kernels.sm120.driver import Driver
 
 __all__ = ["MOST_PAIRS", "MOST_TOKENS", "Layer", "kernel_name", "launch_combine", "launch_prepare"]
@@ -26,7 +26,7 @@ MOST_PAIRS = 256
 """Most pairs (token, k): a thread each in `kernels/prepare.cu`."""
 
 _COLUMNS = 4 * THREADS  # of a block of prepare and combine
-_FAMILY = {"w2": "w2", "fp4-mx": "fp4", "fp4-nv": "nv"}
+_FAMILY = {codec: family for family, codec in CODECS.items()}
 
 
 def kernel_name(codec: str, k: int, *, down: bool) -> str | None:
@@ -115,6 +115,8 @@ class Layer:
             uint8 [T * k]: whether the expert of each pair is present.
         """
         layout, pairs = base.layout, topk_ids.numel()
+        if topk_ids.dtype not in (torch.int32, torch.int64):
+            topk_ids = topk_ids.int()
         tiers = [base] if fine is None else [base, fine]
         empty = self.driver.empty
         groups = [empty((pairs, GROUP.itemsize), torch.uint8) for _ in tiers]

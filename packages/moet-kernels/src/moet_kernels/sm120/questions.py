@@ -16,6 +16,7 @@ from moet_core.row import row_layout
 from moet_kernels.portable.tier import Tier
 from moet_kernels.sm120.activations import quantise, to_fragments
 from moet_kernels.sm120.cases import (
+    CODECS,
     GROUP,
     THREADS,
     Case,
@@ -41,7 +42,7 @@ def _case(kernel: Kernel) -> Case:
     """Nine column blocks, so that warps differ; a group of each kind; a last tile that is short."""
     k = 9 * 32 * kernel.steps
     hidden, intermediate = (96, k) if kernel.down else (k, 96)
-    codec = {"w2": "w2", "fp4": "fp4-mx", "nv": "fp4-nv"}[kernel.codec]
+    codec = CODECS[kernel.codec]
     shape = codec, hidden, intermediate, (1, 0, 8, 3), 1
     return make_case(*shape, down=kernel.down, exact=True, limit=96.0)
 
