@@ -94,6 +94,19 @@ def test_drafts_change_no_token_and_most_are_accepted(
     assert ['"layers":8,' in line for line in converted] == [True] * tensor_parallel, converted
 
 
+def test_drafts_beside_a_gate_that_always_fires_give_what_fp4_experts_give(
+    serve: Run, comparisons: dict[str, Comparison]
+) -> None:
+    gate = {"pool": HALF, "fine": HALF, "gate": "max_prob", "tau": 1.0, "gate_passes": 0}
+    wanted, got = serve(0, {"experts": "fp4"}), serve(2, gate)
+    assert got["answers"] is not None, got["log"]
+    found = compare(wanted["answers"], got["answers"], ROUNDING_NATS)
+    comparisons["k=2, gate at tau 1, against fp4 and k=0"] = found
+    assert not found.faults, found.faults
+    assert found.compared >= len(prompts()) * TOKENS // 2, f"too little is comparable: {found}"
+    assert got["acceptance"][0] > 0.6, got["acceptance"]
+
+
 def test_steps_without_drafts_between_those_with_change_no_token(
     serve: Run, comparisons: dict[str, Comparison]
 ) -> None:
