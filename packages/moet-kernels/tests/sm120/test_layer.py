@@ -125,6 +125,19 @@ def test_a_token_alone_and_in_other_slots_has_the_same_bits(layer):
         assert torch.equal(alone[0], together[token])
 
 
+def test_a_streamed_layer_has_the_same_bits(layer):
+    base = tier("w2", 128, 64, [0, 1, 2, 3])
+    x, weights, ids = batch(5, 128, 3, 4)
+    whole = layer.expert_layer(x, weights, ids, base, None, swiglu_limit=LIMIT)
+    parts = torch.zeros(15, 128)
+    for present in ([0, 2], [1, 3]):
+        some = torch.full((4,), -1, dtype=torch.int32)
+        some[present] = base.slot_of[present]
+        layer.add_parts(parts, x, ids, base._replace(slot_of=some), None, swiglu_limit=LIMIT)
+    combined = experts.combine_parts(parts, weights, torch.bfloat16, backend="reference")
+    assert torch.equal(combined, whole)
+
+
 def test_shards_add_up_to_the_whole(layer):
     """Each rank's row holds its columns; the sum of ranks is the layer, up to rounding."""
     shapes = [(256, 128)] * 2 + [(128, 256)]
