@@ -1,4 +1,8 @@
-"""The portable kernels on a GPU, at the sizes of real models."""
+"""The portable kernels on a GPU, at the sizes of real models.
+
+Most of the time goes into compiling prefill kernels, a set for every size, codec and tile shape:
+no test compiles what another has compiled already. `-n 12` spreads them over the host's cores.
+"""
 
 import pytest
 import torch
@@ -20,8 +24,7 @@ MODELS = {
     "GLM-5.2": (6144, 2048, 256, 8),
     "Kimi-K2.7": (7168, 2048, 384, 8),
 }
-SHARDS = [1024, 512, 384]
-DECODE, PREFILL = [1, 2, 4, 8, 16], [17, 64, 1024, 8192]
+SHARDS = [(4096, 1024, 6), (6144, 512, 8), (7168, 384, 8)]
 TOLERANCE = 4e-3
 
 
@@ -86,28 +89,31 @@ def check_against_float64(layer, batch, error):
 def test_models_agree_with_float64(rows, error, model, codec):
     hidden, intermediate, count, top_k = MODELS[model]
     layer = Layer(rows, codec, hidden, intermediate, count, top_k)
-    for tokens in DECODE + PREFILL:
+    # 1 to 15 tokens have the same bits as the first of 16, which a test below shows
+    for tokens in (16, 8192):
         check_against_float64(layer, layer.batch(tokens, seed=tokens), error)
 
 
-@pytest.mark.parametrize("intermediate", SHARDS)
+@pytest.mark.parametrize(("hidden", "intermediate", "top_k"), SHARDS)
 @pytest.mark.parametrize("codec", codec_names())
-def test_tensor_parallel_shards_agree_with_float64(rows, error, codec, intermediate):
-    for hidden, _, _, top_k in MODELS.values():
-        layer = Layer(rows, codec, hidden, intermediate, 64, top_k)
-        for tokens in (1, 8, 16, 100, 2048):
-            check_against_float64(layer, layer.batch(tokens, seed=tokens), error)
+def test_tensor_parallel_shards_agree_with_float64(rows, error, codec, hidden, intermediate, top_k):
+    layer = Layer(rows, codec, hidden, intermediate, 64, top_k)
+    # the last number is for the tiles of many pairs, of rows that whole tiles do not divide
+    for tokens in (1, 8, 16, 17, 100, *([2048] if intermediate == 384 else [])):
+        check_against_float64(layer, layer.batch(tokens, seed=tokens), error)
 
 
-@pytest.mark.parametrize("codec", codec_names())
-@pytest.mark.parametrize(("hidden", "intermediate"), [(128, 64), (64, 96), (640, 32), (96, 288)])
+@pytest.mark.parametrize(
+    ("hidden", "intermediate", "codec"),
+    [(64, 96, "w2"), (96, 288, "w2"), *((128, 64, c) for c in codec_names()), (640, 32, "fp4-nv")],
+)
 def test_small_models_agree_with_float64(rows, error, codec, hidden, intermediate):
     layer = Layer(rows, codec, hidden, intermediate, 16, 4)
-    for tokens in (1, 5, 16, 17, 300):
+    for tokens in (1, 5, 16, 17, 200):
         check_against_float64(layer, layer.batch(tokens, seed=tokens), error)
 
 
-@pytest.mark.parametrize("tokens", [1, 8, 16, 1024])
+@pytest.mark.parametrize("tokens", [1, 16, 8192])
 def test_100_runs_alone_and_in_a_graph_give_the_same_bits(rows, tokens):
     layer = Layer(rows, "w2", 6144, 2048, 256, 8)
     batch = layer.batch(tokens)
@@ -123,7 +129,7 @@ def test_100_runs_alone_and_in_a_graph_give_the_same_bits(rows, tokens):
         assert torch.equal(captured, first), f"replay {replay}"
 
 
-@pytest.mark.parametrize("tokens", [1, 16, 1024])
+@pytest.mark.parametrize("tokens", [1, 16, 8192])
 def test_slots_do_not_change_a_bit(rows, tokens):
     shuffled = torch.randperm(256, generator=torch.Generator().manual_seed(1))
     ordered, moved = (Layer(rows, "w2", 4096, 2048, 256, 6, slots) for slots in (None, shuffled))
