@@ -1,7 +1,7 @@
 """The portable kernels on a GPU, at the sizes of real models.
 
 Most of the time goes into compiling prefill kernels, a set for every size, codec and tile shape:
-no test compiles what another has compiled already. `-n 12` spreads them over the host's cores.
+no test compiles what another has compiled already. pytest-xdist spreads them over the host's cores.
 """
 
 import pytest

@@ -84,3 +84,18 @@ def test_a_token_has_the_same_bits_alone_in_other_slots_and_on_other_processors(
     assert torch.equal(run(image, whole, processors=132)[0], together)
     for token in (0, 11):
         assert torch.equal(run(image, whole.only(token))[0][0], together[token]), token
+
+
+def test_the_base_tier_s_kernel_leaves_experts_of_the_fine_one_alone(image, case):
+    fine = {"fine_codec": "fp4-nv", "fine_slots": [-1, 1, 2, 0, -1, -1]}
+    made = case(tokens=4, slots=[2, 0, -1, 3, -1, 1], **fine, **SIZES)
+    parts = torch.full((made.ids.numel(), made.hidden), torch.nan)
+    activated = torch.zeros(made.ids.numel(), made.intermediate, dtype=torch.bfloat16)
+    with emulating():
+        ids = made.ids.contiguous()
+        EmulatedNative(image)._stream(activated, parts, ids, made.base, made.fine, down=True)
+    pairs = made.ids.flatten()
+    computed = (made.base.slot_of[pairs] >= 0) & (made.fine.slot_of[pairs] < 0)
+    assert computed.any()
+    assert parts.isnan().all(dim=1).tolist() == (~computed).tolist()
+    assert not parts[computed].any()
