@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from gate.plot import recovered
+from kernels.plot import roofline
 from residency.plot import hit_rates
 
 from moet_core.errors import MoetError
@@ -13,6 +14,7 @@ from moet_core.results import read_result
 ROOT = Path(__file__).parents[1]
 
 PLOTS = {
+    "docs/kernels.svg": ("bench/results/kernels-h200.json", roofline),
     "docs/gate.svg": ("bench/results/gate-curves.json", recovered),
     "docs/residency.svg": ("bench/results/residency.json", hit_rates),
 }

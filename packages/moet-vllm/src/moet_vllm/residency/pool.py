@@ -133,7 +133,10 @@ class SlotPool:
             topk_ids: integer [T, k]; -1 is no expert.
         """
         self._routed.zero_()
-        self._routed[topk_ids.reshape(-1).long()] = 1
+        index = topk_ids.reshape(-1).long()
+        index = torch.where(index < 0, len(self._routed) - 1, index)
+        # Assigning to an index would copy the 1 from pageable memory, which stops the host.
+        self._routed.index_fill_(0, index, 1)
         self.wanted[layer].copy_(self._routed[:-1])
         return np.flatnonzero(self._read(self._routed[:-1], self._routed_marks)).tolist()
 
