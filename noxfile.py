@@ -5,6 +5,7 @@
     nox -s lint      ruff, mypy, and the tables of docs/ against bench/results
     nox -s alone     each package's tests in a fresh environment that holds nothing else
     nox -s sass      learn the SASS tables anew and test the assembler against ptxas and nvdisasm
+    nox -s sm120     build the SM120 kernels anew and emulate them
     nox -s bench     a quick benchmark of the demo recipe
     nox -s gpu       the tests that need an NVIDIA GPU
 
@@ -204,24 +205,33 @@ def alone(session: nox.Session, package: str) -> None:
     shutil.rmtree(ENVS / "alone")
 
 
-@nox.session
-def sass(session: nox.Session) -> None:
-    """Learn the SASS tables anew, compare with the committed ones, and test the toolchain."""
+def toolchain_env() -> Path:
+    """Make the environment of the SASS toolchain, which needs no torch and no vLLM."""
     folder = ENVS / "sass"
     stamp_file, python = folder / "moet-stamp", folder / "bin/python"
     stamp = stamp_of(*SASS_TOOLS, *TEST_TOOLS, *SASS_NEEDS)
     if not stamp_file.exists() or stamp_file.read_text() != stamp:
         python = fresh_env(folder)
         pip(python, *SASS_TOOLS, *TEST_TOOLS, *SASS_NEEDS)
-        # The toolchain and its commands need no torch and no vLLM, which the packages ask for.
         pip(python, "--no-deps", *editable("moet-core", "moet-kernels", "moet-cli"))
         stamp_file.write_text(stamp)
+    return python
+
+
+@nox.session
+def sass(session: nox.Session) -> None:
+    """Learn the SASS tables anew, compare with the committed ones, and test the toolchain."""
     commands = [f"packages/moet-cli/tests/test_{name}.py" for name in ("kernels", "kernel_results")]
-    # Of the SM120 kernels' tests, those that need no torch; the others are in `tests`.
+    args = session.posargs or ["packages/moet-kernels/tests/sass", *commands, "--durations=5"]
+    run(session, str(toolchain_env()), "-m", "pytest", *args)
+
+
+@nox.session
+def sm120(session: nox.Session) -> None:
+    """Build the SM120 kernels anew and emulate them; their tests with torch are in `tests`."""
     kernels = [f"packages/moet-kernels/tests/sm120/test_{n}.py" for n in SM120_TESTS]
-    toolchain = "packages/moet-kernels/tests/sass"
-    args = session.posargs or [toolchain, *kernels, *commands, "--durations=5"]
-    run(session, str(python), "-m", "pytest", *args)
+    args = session.posargs or [*kernels, "--durations=5"]
+    run(session, str(toolchain_env()), "-m", "pytest", *args)
 
 
 @nox.session
