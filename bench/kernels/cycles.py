@@ -33,8 +33,8 @@ from moet_kernels.sm120.cycles import Prediction, Processor, predict, trace
 from moet_kernels.sm120.write import KERNELS, Kernel
 
 ROOT = Path(__file__).parents[2]
-# Bandwidth: a device copy's, as published for the card (facts of the roadmap) or, for the H200, as
-# measured in the run compared with. Latencies: idle ones, from published microbenchmarks.
+# Bandwidth: a device copy's, as published for the card or, for the H200, as measured in the run
+# compared with. Latencies: idle ones, from published microbenchmarks.
 H200 = Processor(
     name="H200",
     count=132,

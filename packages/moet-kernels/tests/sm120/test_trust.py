@@ -163,9 +163,18 @@ class TestMemory:
         trust.load_layer(Driver(), remembered=memory)
         driver = Driver(refused=[("w2_down", "tuned")])
         layer = trust.load_layer(driver, remembered=memory)
-        assert "w2_down" not in layer.functions
+        assert used(layer)["w2_down"] == "twin"
+        assert ("w2_down", "twin") in driver.asked
         (warning,) = warnings_of(caplog)
         assert "w2_down (tuned): The CUDA driver says" in warning
+
+    def test_a_user_without_home_has_none(self, monkeypatch):
+        def no_home():
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr(trust.Path, "home", no_home)
+        assert trust._memory() is None
 
     def test_a_damaged_memory_is_as_none(self, tmp_path):
         memory = tmp_path / "right.json"

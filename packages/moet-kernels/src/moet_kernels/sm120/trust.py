@@ -72,7 +72,10 @@ def load_layer(driver: Driver, folder: Path = FOLDER, *, remembered: Path | None
     manifest = read_manifest(folder)
     key = digest(f"{driver.identity} {msgspec.json.encode(manifest).decode()}".encode())
     known = remembered is not None and key in _read_memory(remembered)
-    answers = list(_load_only(driver, folder, manifest) if known else examine(driver, folder))
+    answers = list(_load_only(driver, folder, manifest)) if known else []
+    if not known or any(answer.flaw for answer in answers):
+        # Also where what was right does not load any more: its twin may.
+        answers = examine(driver, folder)
     chosen = _chosen(answers)
     flawed = [a for a in answers if a.flaw is not None]
     if flawed:
@@ -169,8 +172,12 @@ def _load_only(driver: Driver, folder: Path, manifest: Manifest) -> Iterable[Ans
         yield Answer(kernel, variant, flaw, function)
 
 
-def _memory() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+def _memory() -> Path | None:
+    """Where what was right is remembered; None for a user without a home folder."""
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        return None
     return cache / "moet" / "sm120-right.json"
 
 

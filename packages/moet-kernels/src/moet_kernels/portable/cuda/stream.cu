@@ -1,4 +1,4 @@
-// The kernels of a decode step; `moet_kernels.portable.stream_cuda` launches them.
+// The kernels of a decode step; `moet_kernels.portable.native` launches them.
 #include "stream.cuh"
 
 #define KERNEL(NAME, DOWN, CODEC, RB, KS, NW, G, S, SUMS, BLOCKS) \
