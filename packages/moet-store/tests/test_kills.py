@@ -104,6 +104,7 @@ def write_and_be_killed(folder, spec, rows_of, rows, seconds):
                 pass
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
+    assert status in (0, signal.SIGKILL), f"the writer failed: wait status {status}"
     return os.WIFSIGNALED(status)
 
 
