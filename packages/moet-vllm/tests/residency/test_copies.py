@@ -134,3 +134,12 @@ class TestPadding:
         before = padding._no_expert.data_ptr()
         padding.begin(2)
         assert padding._no_expert.data_ptr() == before
+
+
+def test_marks_that_have_passed_are_not_kept():
+    copies = Copies(torch.device("cpu"))
+    for _ in range(100):
+        copies.start(torch.empty(4, dtype=torch.uint8), memoryview(bytearray(4)))
+        copies.mark()
+    assert len(copies._marks) == 1
+    assert copies.done() == 100

@@ -64,14 +64,14 @@ class Copies:
 
     def mark(self) -> Moment:
         """Return the moment at which all copies started so far are done."""
+        self._forget_passed()  # a store that reuses no memory never asks what is done
         moment = Moment(self._stream)
         self._marks.append((self.started, moment))
         return moment
 
     def done(self) -> int:
         """Return how many copies are known to be done: all up to the last mark that has passed."""
-        while self._marks and self._marks[0][1].has_passed:
-            self._done = self._marks.popleft()[0]
+        self._forget_passed()
         if self.started > self._done and not self._marks:
             self.mark()
         return self._done
@@ -93,6 +93,10 @@ class Copies:
     def computing(self) -> "torch.cuda.Stream | None":
         """Return the stream that computes, None on a device without streams."""
         return None if self._stream is None else torch.cuda.current_stream(self.device)
+
+    def _forget_passed(self) -> None:
+        while self._marks and self._marks[0][1].has_passed:
+            self._done = self._marks.popleft()[0]
 
     def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
