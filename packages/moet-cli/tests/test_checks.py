@@ -121,6 +121,7 @@ class TestMemory:
         [
             ({}, True, {}),
             ({"pool": 2}, False, {"base rows, pinned": ROWS}),
+            ({"pool": 2, "experts": "fp4"}, False, {"base rows, pinned": FINE_ROWS}),
             ({"pool": 2}, True, {"base rows, pinned": ROWS, "base pool": 4 * GIB}),
             ({"pool": 2, "packs": "p"}, False, {}),
             ({"pool": 2, "packs": "p"}, True, {"base pool": 4 * GIB}),

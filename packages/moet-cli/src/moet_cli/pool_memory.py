@@ -11,6 +11,8 @@ __all__ = ["host_memory"]
 
 GIB = 2**30
 
+FP4 = "fp4-mx"
+
 
 def host_memory(
     config: MoetConfig, folder: Path | None, *, tensor_parallel: int, ranks: int, on_cpu: bool
@@ -28,7 +30,7 @@ def host_memory(
     if not config.is_resident:
         return {}
     found: dict[str, int] = {}
-    rows = _rows(folder, tensor_parallel) if folder is not None else {}
+    rows = _rows(config, folder, tensor_parallel) if folder is not None else {}
     tiers = ["base"] if config.fine is None else ["base", "fine"]
     most = {tier: rows.get(tier, ranks * 2**63) for tier in tiers}
     for tier, size in zip(tiers, (config.arena, config.fine_arena), strict=False):
@@ -45,13 +47,11 @@ def host_memory(
     return found
 
 
-def _rows(folder: Path, tensor_parallel: int) -> dict[str, int]:
+def _rows(config: MoetConfig, folder: Path, tensor_parallel: int) -> dict[str, int]:
     """Return the bytes of each tier's rows, of all ranks; of the smaller one of two FP4 codecs."""
     geometry = geometry_from_config(json.loads((folder / "config.json").read_text()))
-    return {tier: _tier(geometry, codec, tensor_parallel) for tier, codec in _CODECS.items()}
-
-
-_CODECS = {"base": "w2", "fine": "fp4-mx"}
+    codecs = {"base": "w2" if config.experts == "w2" else FP4, "fine": FP4}
+    return {tier: _tier(geometry, codec, tensor_parallel) for tier, codec in codecs.items()}
 
 
 def _tier(geometry: ModelGeometry, codec: str, tensor_parallel: int) -> int:
