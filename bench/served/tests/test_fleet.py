@@ -125,6 +125,9 @@ def test_comparisons_name_the_run_that_differs():
         ("1 cold", True),
         ("1 warm", False),
     ]
+    unhashed = {"w2": {"answers": {"1 cold": {**same, "hashes": []}}}}
+    unhashed["half"] = unhashed["w2"]
+    assert [record["same"] for record in compare(listed, unhashed)] == [False]
     again = compare([Case(name="w2", moet={}, like="w2")], results)
     assert [(record["run"], record["same"]) for record in again] == [("1 warm", True)]
     figures = {one.name: one.median for one in measurements("m", records)}

@@ -10,6 +10,9 @@ from served.kernels import expert_time, is_of_experts
         "gate_up",
         "down_tiles",
         "combine",
+        "gate_up_fp4_mx",
+        "nv_down_k64",
+        "prepare",
         "void marlin_moe_wna16::Marlin<__nv_bfloat16, 4>",
         "void vllm::moe::moe_align_block_size_kernel<int>",
     ],
@@ -26,6 +29,8 @@ def test_a_kernel_of_the_experts(name):
         "void grouped_topk_fused_small",
         "sorted_something",
         "downsample",
+        "prepared",
+        "w4_down",
     ],
 )
 def test_another_kernel(name):
