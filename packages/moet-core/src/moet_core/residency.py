@@ -209,7 +209,7 @@ class PoolPolicy:
 
         Args:
             wanted: bool [L, E].
-            prompt: The step read prompts and decoded nothing. Only recency counts then: what
+            prompt: The step read prompts, perhaps beside decoding. Only recency counts then: what
                 prompts are routed to says little about what decoding will need, and one prompt is
                 routed to almost everything (docs/residency.md has the figures).
         """
