@@ -141,6 +141,39 @@ def test_a_token_may_be_routed_to_one_expert_twice():
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_ids_of_any_integer_type_mean_the_same(dtype):
+    x, weights, ids = make_batch()
+    wanted = run((x, weights, ids), make_rows())
+    assert torch.equal(run((x, weights, ids.to(dtype)), make_rows()), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16])
+def test_kernels_get_ids_of_whole_words(monkeypatch, dtype):
+    got = []
+
+    class Layer:
+        @staticmethod
+        def add_parts(_parts, _x, topk_ids, *_, **__):
+            got.append(topk_ids)
+
+        @staticmethod
+        def expert_layer(x, _weights, topk_ids, *_, **__):
+            got.append(topk_ids)
+            return x.clone()
+
+    monkeypatch.setattr(module, "choose_backend", lambda *_: "portable")
+    monkeypatch.setattr(module, "_gpu_layer", lambda *_: Layer)
+    x, weights, ids = make_batch()
+    narrow, pool = ids.to(dtype), torch.from_numpy(make_rows())
+    slot_of = torch.arange(EXPERTS, dtype=torch.int32)
+    run((x, weights, narrow), make_rows())
+    parts = torch.zeros(ids.numel(), HIDDEN)
+    add_parts(parts, x, narrow, pool, slot_of, hidden=HIDDEN, intermediate=INTERMEDIATE)
+    assert [each.dtype for each in got] == [torch.int32] * 2
+    assert all(torch.equal(each, ids.int()) for each in got)
+
+
 def test_no_tokens_give_no_rows():
     assert run(make_batch(tokens=0), make_rows()).shape == (0, HIDDEN)
 

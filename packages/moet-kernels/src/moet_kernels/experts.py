@@ -124,6 +124,7 @@ def add_parts(
         backend: As for `experts`.
     """
     layout = row_layout(codec, hidden, intermediate)
+    topk_ids = _whole_words(topk_ids)
     if choose_backend(x, backend) != "reference":
         _check(x, topk_ids, pool, slot_of, layout)
         tier = Tier(pool, slot_of.contiguous(), layout)
@@ -131,7 +132,7 @@ def add_parts(
         on_gpu.add_parts(
             parts,
             x.contiguous(),
-            topk_ids.contiguous(),
+            topk_ids,
             tier,
             None,
             swiglu_limit=swiglu_limit or 0.0,
@@ -204,7 +205,7 @@ def _experts_op(
     return compute(
         x.contiguous(),
         topk_weights.float().contiguous(),
-        topk_ids.contiguous(),
+        _whole_words(topk_ids),
         base,
         fine,
         swiglu_limit=swiglu_limit,
@@ -252,6 +253,13 @@ def _gpu_layer(
     if refusal and backend == "sm120":
         raise ConfigError(f"The backend sm120 {refusal}. Usable here: portable, reference.")
     return portable if refusal or sm120 is None or not sm120.takes(topk_ids) else sm120
+
+
+def _whole_words(topk_ids: Tensor) -> Tensor:
+    """Return ids as kernels and indexing read them: contiguous, of one or two words each."""
+    if topk_ids.element_size() < 4 and not topk_ids.is_floating_point():
+        topk_ids = topk_ids.int()
+    return topk_ids.contiguous()
 
 
 def _reference_layer(
