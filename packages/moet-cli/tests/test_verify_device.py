@@ -29,7 +29,9 @@ def on_sm120(monkeypatch):
     return answers
 
 
-def test_another_machine_is_told_what_is_wanted(capsys):
+@pytest.mark.parametrize("found", [None, (9, 0)])
+def test_another_machine_is_told_what_is_wanted(capsys, monkeypatch, found):
+    monkeypatch.setattr(arch, "capability", lambda _device: found)
     assert main(["kernels", "verify", "--device"]) == 1
     assert "needs an NVIDIA GPU of sm_120, found" in capsys.readouterr().err
 
