@@ -88,6 +88,13 @@ def test_more_experts_a_token_than_the_division_is_exact_for_are_tritons(monkeyp
     assert few.native_kernels_of(GPU, few.MOST_TOP_K + 1, layout) is None
 
 
+def test_a_refused_launch_names_kernel_and_device():
+    kernels = object.__new__(native.Native)
+    kernels.device = GPU
+    with pytest.raises(native.NativeError, match=r"launch of down_w2 on cuda:0 .* says 719"):
+        kernels._check((719,), "down_w2")
+
+
 @pytest.fixture
 def hopper(monkeypatch):
     """A GPU as far as it is asked what it is; nothing is loaded yet."""

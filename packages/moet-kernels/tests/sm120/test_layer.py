@@ -14,6 +14,7 @@ from moet_kernels.portable.tier import Tier
 from moet_kernels.sm120 import questions, trust
 from moet_kernels.sm120.activations import dequantise, quantise
 from moet_kernels.sm120.emulated import EmulatedDriver
+from moet_kernels.sm120.layer import launch_prepare
 
 TINYMOE = Path(__file__).parents[3] / "moet-vllm/src/moet_vllm/tinymoe/checkpoint/model.safetensors"
 LIMIT = 7.0
@@ -258,3 +259,24 @@ def test_ids_of_no_expert_are_absent(layer):
 def test_the_self_test_passes_in_the_emulator(name, programs):
     flaw, _ = questions.QUESTIONS[name](EmulatedDriver(), programs(name))
     assert flaw is None
+
+
+def test_x_at_an_odd_place_is_moved():
+    launched = []
+
+    class Driver:
+        def launch(self, _function, _grid, _threads, parameters, tensors):
+            launched.append((int.from_bytes(parameters[:8], "little"), tensors[0]))
+
+    x = torch.arange(65).bfloat16()[1:].view(1, 64)
+    assert x.data_ptr() % 8
+    ids, layout = torch.zeros(1, 1, dtype=torch.int32), row_layout("w2", 64, 64)
+    tier = Tier(torch.zeros(1, layout.row_bytes, dtype=torch.uint8), ids[0], layout)
+    some = torch.zeros(1, 80, dtype=torch.uint8)
+    launch_prepare(
+        Driver(), None, x, ids, [tier], [some], (some, some, some), missing=None, wanted=None
+    )
+    ((address, read),) = launched
+    assert address == read.data_ptr()
+    assert address % 8 == 0
+    assert torch.equal(read, x)

@@ -77,10 +77,11 @@ class Native:
     def _function(self, name: str) -> Any:
         return self._check(self._driver.cuModuleGetFunction(self._module, name.encode()))
 
-    def _check(self, result: tuple[Any, ...]) -> Any:
+    def _check(self, result: tuple[Any, ...], launched: str = "") -> Any:
         code, *values = result
         if int(code):
-            raise NativeError(f"the CUDA driver says {getattr(code, 'name', code)}")
+            where = f"at the launch of {launched} on {self.device} " if launched else ""
+            raise NativeError(f"{where}the CUDA driver says {getattr(code, 'name', code)}")
         return values[0] if values else None
 
     def add_parts(
@@ -219,7 +220,7 @@ class Native:
         function = self._functions[name]
         if not (after and self._overlap):
             self._check(
-                driver.cuLaunchKernel(function, *grid, 1, threads, 1, 1, 0, stream, 0, where)
+                driver.cuLaunchKernel(function, *grid, 1, threads, 1, 1, 0, stream, 0, where), name
             )
             return
         config = driver.CUlaunchConfig()
@@ -233,7 +234,7 @@ class Native:
         )
         attribute.value.programmaticStreamSerializationAllowed = 1
         config.attrs, config.numAttrs = [attribute], 1
-        self._check(driver.cuLaunchKernelEx(config, function, 0, where))
+        self._check(driver.cuLaunchKernelEx(config, function, 0, where), name)
 
 
 def native_for(device: torch.device) -> Native | None:

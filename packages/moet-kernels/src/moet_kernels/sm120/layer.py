@@ -195,6 +195,8 @@ def launch_prepare(
         missing: int32 or int64 [1]; the number of distinct absent experts is added.
         wanted: uint8 [E]; set to 1 for every expert routed to.
     """
+    if x.data_ptr() % 8:  # read four values at a time
+        x = x.clone()
     top_k = topk_ids.shape[1]
     described = b""
     for i in range(2):
