@@ -1,12 +1,10 @@
 """Geometry of the models served here: GLM-5.2 and Kimi-K2 layers, few of them, and tiny twins."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-__all__ = ["SHAPES", "Indexer", "Shape", "config", "read_shape"]
+__all__ = ["SHAPES", "Indexer", "Shape", "config"]
 
 
 class Indexer(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,8 +178,3 @@ def config(shape: Shape) -> dict[str, Any]:
         found["index_n_heads"] = shape.indexer.heads
         found["indexer_rope_interleave"] = True
     return found
-
-
-def read_shape(folder: Path) -> Shape:
-    """Return the shape that a checkpoint written here records beside its config."""
-    return msgspec.convert(json.loads((folder / "shape.json").read_text()), Shape)
