@@ -128,6 +128,22 @@ def test_a_step_that_wants_more_than_was_likely_is_streamed_after_all(model):
     assert resident.counts.passes == passes + 4, "only the first of them was tried"
 
 
+def test_a_step_is_streamed_if_another_rank_streams_it(model):
+    asked = []
+
+    def agree(value):
+        asked.append(value)
+        return max(value, module.STREAM) if len(asked) == 2 else value
+
+    resident = model.resident(ONE_TOKEN + 4, model.pinned(), agree=agree)
+    many = like(tokens(1, 5), 6)
+    for _ in range(2):
+        same(model.step(resident, many), model.alone(many))
+    assert asked[1] == 0, "this rank would have repaired"
+    assert resident.counts.streamed == 2
+    assert resident.counts.repaired == 0
+
+
 def test_prompts_are_streamed_whatever_decoding_wants(model):
     resident = model.resident(ONE_TOKEN + 4, model.pinned())
     many = like(tokens(1, 5), 6)

@@ -88,6 +88,7 @@ class SlotPool:
     def clear_wanted(self) -> None:
         """Forget the marks of former passes."""
         self.wanted.zero_()
+        self.copies.now().hold(self._looks)
 
     def take_wanted(self, look: Look | None = None) -> NDArray[np.bool_]:
         """Return the marks, bool [layers, experts]; waits for the passes that set them.

@@ -311,7 +311,9 @@ class ResidentExperts:
         if self._prompt or self._last_decode is None:
             return False
         before, wanted = self._last_decode
-        return wanted * max(1.0, tokens / before) <= LIKELY * self.shape.slots
+        is_likely = wanted * max(1.0, tokens / before) <= LIKELY * self.shape.slots
+        # Ranks may have counted differently; one that streams beside one that repairs would hang.
+        return self._agree(0 if is_likely else STREAM) == 0
 
     def _end(self, tokens: int) -> None:
         """Note what was used, and start to bring what is worth it."""
