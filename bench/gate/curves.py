@@ -65,12 +65,6 @@ class Texts:
             raise ValueError(f"no {name} text has {prompt + decoded} tokens")
 
 
-class Force:
-    """Replaces what is sampled by a given token."""
-
-    token: int | None = None
-
-
 class Recorder:
     """Keeps the logits of every step, and has the forced token sampled."""
 
