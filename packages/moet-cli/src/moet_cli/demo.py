@@ -87,9 +87,11 @@ def run_demo(output: Output, *, keep: bool) -> None:
     run_checks(plan)
     with running(plan, output) as server:
         talk = server.watch(lambda: _talk(server.launch.url))
+        if keep:
+            # First: whoever reads what follows may stop the server at once.
+            output.say(f"serving at {server.launch.url}/v1 until Ctrl-C")
         _show(output, server, talk)
         if keep:
-            output.say(f"serving at {server.launch.url}/v1 until Ctrl-C")
             server.wait()
 
 
