@@ -4,20 +4,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from rich.table import Table
 
-from moet_cli.checks import run_checks
-from moet_cli.launch import command_line, make_launch, wait_ready
 from moet_cli.machine import describe_machine, find_commit, installed_versions
-from moet_cli.memory import MemorySampler
 from moet_cli.output import Output, make_table
-from moet_cli.plan import Plan
-from moet_cli.recipe import load_suite
-from moet_cli.supervise import Server
 from moet_core.errors import ConfigError
 from moet_core.results import Measurement, Result, measurement, recorded_command, write_result
+
+if TYPE_CHECKING:
+    from moet_cli.plan import Plan
 
 __all__ = ["Target", "bench_codecs", "bench_run", "finish", "result_path", "run_result"]
 
@@ -29,15 +27,20 @@ class Target(msgspec.Struct, frozen=True):
     force: bool
 
 
-def bench_run(output: Output, plan: Plan, suite_name: str, target: Target) -> None:
+def bench_run(output: Output, plan: "Plan", suite_name: str, target: Target) -> None:
     """Serve a plan and measure it with a suite.
 
     Raises:
         MoetError: the server failed, or the result file exists and may not be replaced.
     """
-    # they import the openai package, which the other benchmarks do without
+    # the other benchmarks do without a server, the openai package and vLLM
+    from moet_cli.checks import run_checks
     from moet_cli.client import Client
+    from moet_cli.launch import command_line, make_launch, wait_ready
     from moet_cli.measure import NOTES, measure
+    from moet_cli.memory import MemorySampler
+    from moet_cli.recipe import load_suite
+    from moet_cli.supervise import Server
 
     suite = load_suite(suite_name)
     name = plan.recipe or plan["model"]
