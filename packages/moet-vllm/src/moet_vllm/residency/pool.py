@@ -51,7 +51,6 @@ class SlotPool:
         self.slot_of = torch.full((layers, experts), -1, dtype=torch.int32, device=device)
         self.wanted = torch.zeros(layers, experts, dtype=torch.uint8, device=device)
         self.copies = Copies(device)
-        self._device = device
         self._usual_wait = 0.0  # seconds
         self._looks = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._pins = device.type == "cuda"
@@ -83,7 +82,7 @@ class SlotPool:
         """Return a slot table of a few experts alone, int32 [E]; waits for nothing."""
         table = np.full(self.slot_of.shape[1], -1, np.int32)
         table[experts] = slots
-        return self._host(table).to(self._device, non_blocking=True)
+        return self._host(table).to(self.copies.device, non_blocking=True)
 
     def clear_wanted(self) -> None:
         """Forget the marks of former passes."""
