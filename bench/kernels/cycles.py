@@ -27,9 +27,9 @@ from moet_kernels.sass.schedule import safe, tuned
 from moet_kernels.sass.source import Program
 from moet_kernels.sass.table import committed_table
 from moet_kernels.sass.tools import compile_cuda
-from moet_kernels.sm120.build import FOLDER, cubin_path, read_manifest
 from moet_kernels.sm120.cases import DOWN_ROWS, GATE_UP_ROWS, launch_of, make_case
 from moet_kernels.sm120.cycles import Prediction, Processor, predict, trace
+from moet_kernels.sm120.manifest import FOLDER, cubin_path, read_manifest
 from moet_kernels.sm120.write import KERNELS, Kernel
 
 ROOT = Path(__file__).parents[2]

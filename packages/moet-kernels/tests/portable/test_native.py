@@ -8,12 +8,12 @@ import torch
 
 from moet_core.row import row_layout
 from moet_kernels import arch
+from moet_kernels.committed import digest
 from moet_kernels.portable import few, native
 from moet_kernels.portable.build import (
     FOLDER,
     SOURCES,
     differences,
-    digest,
     read_manifest,
 )
 from moet_kernels.portable.cuts import CUTS, cut_of, include_text

@@ -5,7 +5,7 @@ import pytest
 from moet_kernels.sass.assemble import disassemble
 from moet_kernels.sass.cubin import Cubin
 from moet_kernels.sass.source import parse_source
-from moet_kernels.sm120.build import COMPILED, FOLDER, cubin_path, listing_path
+from moet_kernels.sm120.manifest import COMPILED, FOLDER, cubin_path, listing_path
 from moet_kernels.sm120.write import KERNELS, sass_source
 
 BY_NAME = {kernel.name: kernel for kernel in KERNELS}

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from moet_kernels.committed import digest
 from moet_kernels.sass.arch import SM120A
 from moet_kernels.sass.assemble import disassemble
 from moet_kernels.sass.audit import audit
@@ -11,15 +12,13 @@ from moet_kernels.sass.cubin import Cubin
 from moet_kernels.sass.source import write_source
 from moet_kernels.sass.table import committed_table
 from moet_kernels.sass.tools import have_tools, run_tool, tool_version
-from moet_kernels.sm120.build import (
+from moet_kernels.sm120.build import differences, sources_of
+from moet_kernels.sm120.manifest import (
     COMPILED,
     FOLDER,
     cubin_path,
-    differences,
-    digest,
     listing_path,
     read_manifest,
-    sources_of,
 )
 from moet_kernels.sm120.write import KERNELS, sass_source
 

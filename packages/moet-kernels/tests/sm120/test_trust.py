@@ -11,9 +11,10 @@ import torch
 from moet_core.errors import ConfigError
 from moet_core.row import row_layout
 from moet_kernels import arch, experts
+from moet_kernels.committed import digest
 from moet_kernels.sm120 import trust
-from moet_kernels.sm120.build import COMPILED, FOLDER, cubin_path, digest, read_manifest
 from moet_kernels.sm120.driver import DriverError
+from moet_kernels.sm120.manifest import COMPILED, FOLDER, cubin_path, read_manifest
 from moet_kernels.sm120.write import KERNELS
 
 NAMES = [kernel.name for kernel in KERNELS] + list(COMPILED)

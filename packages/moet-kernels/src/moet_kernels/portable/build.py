@@ -5,7 +5,6 @@ has the SHA-256 of it and of all that it was made from. `--check` makes everythi
 compares.
 """
 
-import hashlib
 import re
 import sys
 import tempfile
@@ -13,11 +12,13 @@ from pathlib import Path
 
 import msgspec
 
+from moet_kernels import committed
+from moet_kernels.committed import builder, differing, digest, write_manifest
 from moet_kernels.portable.cuts import include_text
 from moet_kernels.portable.native import FOLDER, VERSIONS, ptx_path
 from moet_kernels.sass.tools import compile_cuda, compile_ptx, tool_version
 
-__all__ = ["SOURCES", "Manifest", "build", "differences", "digest", "read_manifest"]
+__all__ = ["SOURCES", "Manifest", "build", "differences", "read_manifest"]
 
 SOURCES = ("codecs.cuh", "stream.cuh", "stream.cu", "cuts.inc")
 
@@ -33,14 +34,9 @@ class Manifest(msgspec.Struct, frozen=True):
     ptx: dict[str, str]
 
 
-def digest(data: bytes) -> str:
-    """SHA-256 in hexadecimal."""
-    return hashlib.sha256(data).hexdigest()
-
-
 def read_manifest(folder: Path = FOLDER) -> Manifest:
     """Read the manifest of a folder."""
-    return msgspec.json.decode((folder / "manifest.json").read_bytes(), type=Manifest)
+    return committed.read_manifest(folder, Manifest)
 
 
 def build(out: Path) -> Manifest:
@@ -63,8 +59,7 @@ def build(out: Path) -> Manifest:
         ptx[path.name] = digest(path.read_bytes())
     sources = {name: digest((out / name).read_bytes()) for name in SOURCES}
     manifest = Manifest(tool_version("nvcc"), sources, ptx)
-    encoded = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)
-    (out / "manifest.json").write_bytes(encoded + b"\n")
+    write_manifest(out, manifest)
     return manifest
 
 
@@ -75,27 +70,18 @@ def differences(folder: Path = FOLDER) -> list[str]:
         for source in SOURCES:
             (fresh / source).write_bytes((folder / source).read_bytes())
         build(fresh)
-        return [
-            path.name
-            for path in sorted(fresh.iterdir())
-            if not (folder / path.name).is_file()
-            or (folder / path.name).read_bytes() != path.read_bytes()
-        ]
+        return differing(fresh, folder)
 
 
 def main(arguments: list[str]) -> int:
     """Build into the package, or check; the exit status."""
-    if arguments == ["--check"]:
-        different = differences()
-        sys.stdout.write("\n".join(different) or "the PTX is what its sources give")
-        sys.stdout.write("\n")
-        return 1 if different else 0
-    if arguments:
-        sys.stdout.write("usage: python -m moet_kernels.portable.build [--check]\n")
-        return 2
-    for name, value in build(FOLDER).ptx.items():
-        sys.stdout.write(f"{name} {value}\n")
-    return 0
+    return builder(
+        "moet_kernels.portable.build",
+        arguments,
+        build=lambda: [f"{name} {value}" for name, value in build(FOLDER).ptx.items()],
+        differences=differences,
+        same="the PTX is what its sources give",
+    )
 
 
 if __name__ == "__main__":

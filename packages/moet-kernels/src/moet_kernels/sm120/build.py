@@ -6,14 +6,12 @@ that a user needs no CUDA toolkit; `manifest.json` has the SHA-256 of each and o
 made from. `--check` makes everything anew and compares.
 """
 
-import hashlib
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
+from moet_kernels.committed import builder, differing, digest, write_manifest
 from moet_kernels.sass.arch import SM120A
 from moet_kernels.sass.assemble import assemble, disassemble
 from moet_kernels.sass.audit import audit
@@ -24,79 +22,26 @@ from moet_kernels.sass.schedule import safe, tuned
 from moet_kernels.sass.source import parse_source, write_source
 from moet_kernels.sass.table import committed_table
 from moet_kernels.sass.tools import compile_cuda, tool_version
+from moet_kernels.sm120.manifest import (
+    COMPILED,
+    FOLDER,
+    Built,
+    Manifest,
+    cubin_path,
+    listing_path,
+)
 from moet_kernels.sm120.write import KERNELS, Kernel, sass_source
 
-__all__ = [
-    "COMPILED",
-    "FOLDER",
-    "VARIANTS",
-    "Built",
-    "Manifest",
-    "build",
-    "cubin_path",
-    "differences",
-    "digest",
-    "listing_path",
-    "read_manifest",
-    "sources_of",
-]
-
-FOLDER = Path(__file__).parent / "kernels"
-VARIANTS = ("tuned", "safe", "twin")
-COMPILED = ("prepare", "combine")
-"""Kernels that only nvcc makes."""
+__all__ = ["build", "differences", "sources_of"]
 
 _SCHEDULES = {"tuned": tuned, "safe": safe}
 _SHARED_SOURCES = ("decode.cuh",)
-
-
-class Built(msgspec.Struct, frozen=True):
-    """One kernel of the manifest.
-
-    Attributes:
-        sources: SHA-256 of each source file.
-        cubins: SHA-256 of each variant's cubin.
-        registers: of a thread, reserved ones included, for each variant.
-        shared: bytes of static shared memory.
-    """
-
-    sources: dict[str, str]
-    cubins: dict[str, str]
-    registers: dict[str, int]
-    shared: int
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    """What the committed cubins were made by and from."""
-
-    tools: dict[str, str]
-    kernels: dict[str, Built]
-
-
-def cubin_path(folder: Path, kernel: str, variant: str) -> Path:
-    """Where a variant of a kernel lies."""
-    return folder / f"{kernel}.{variant}.cubin"
-
-
-def listing_path(folder: Path, kernel: str) -> Path:
-    """Where the code of a compiled kernel lies as text, for an emulator without `nvdisasm`."""
-    return folder / f"{kernel}.listing.sass"
 
 
 def sources_of(kernel: str) -> tuple[str, ...]:
     """File names of what a kernel's cubins are made from."""
     hand = () if kernel in COMPILED else (f"{kernel}.sass",)
     return (*hand, f"{kernel}.cu", *_SHARED_SOURCES)
-
-
-def read_manifest(folder: Path = FOLDER) -> Manifest:
-    """Read the manifest of a folder of cubins."""
-    return msgspec.json.decode((folder / "manifest.json").read_bytes(), type=Manifest)
-
-
-def digest(data: bytes) -> str:
-    """SHA-256 in hexadecimal."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def build(out: Path) -> Manifest:
@@ -115,8 +60,7 @@ def build(out: Path) -> Manifest:
     kernels = {kernel.name: _build_hand_written(kernel, out) for kernel in KERNELS}
     kernels |= {name: _build_compiled(name, out) for name in COMPILED}
     manifest = Manifest({name: tool_version(name) for name in ("nvcc", "ptxas")}, kernels)
-    encoded = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)
-    (out / "manifest.json").write_bytes(encoded + b"\n")
+    write_manifest(out, manifest)
     return manifest
 
 
@@ -180,28 +124,21 @@ def differences(folder: Path = FOLDER) -> list[str]:
     with tempfile.TemporaryDirectory() as name:
         fresh = Path(name)
         build(fresh)
-        return [
-            path.name
-            for path in sorted(fresh.iterdir())
-            if not (folder / path.name).is_file()
-            or (folder / path.name).read_bytes() != path.read_bytes()
-        ]
+        return differing(fresh, folder)
 
 
 def main(arguments: list[str]) -> int:
     """Build into the package, or check; the exit status."""
-    if arguments == ["--check"]:
-        different = differences()
-        sys.stdout.write("\n".join(different) or "all cubins are what their sources give")
-        sys.stdout.write("\n")
-        return 1 if different else 0
-    if arguments:
-        sys.stdout.write("usage: python -m moet_kernels.sm120.build [--check]\n")
-        return 2
-    for name, built in build(FOLDER).kernels.items():
-        line = f"{name}: registers {built.registers}, shared memory {built.shared} bytes\n"
-        sys.stdout.write(line)
-    return 0
+    return builder(
+        "moet_kernels.sm120.build",
+        arguments,
+        build=lambda: [
+            f"{name}: registers {built.registers}, shared memory {built.shared} bytes"
+            for name, built in build(FOLDER).kernels.items()
+        ],
+        differences=differences,
+        same="all cubins are what their sources give",
+    )
 
 
 if __name__ == "__main__":

@@ -20,9 +20,10 @@ import torch
 
 from moet_core.errors import MoetError
 from moet_kernels.arch import runs_sm120
-from moet_kernels.sm120.build import COMPILED, FOLDER, Manifest, cubin_path, digest, read_manifest
+from moet_kernels.committed import digest
 from moet_kernels.sm120.driver import CudaDriver, Driver, DriverError
 from moet_kernels.sm120.layer import Layer
+from moet_kernels.sm120.manifest import COMPILED, FOLDER, Manifest, cubin_path, read_manifest
 from moet_kernels.sm120.questions import QUESTIONS, Ask, Result
 
 __all__ = ["Answer", "examine", "layer_on", "load_layer", "report"]
