@@ -1,6 +1,5 @@
 """Loading and launching the CUDA kernels of a decode step."""
 
-import ctypes
 import functools
 import struct
 import warnings
@@ -14,6 +13,7 @@ from torch import Tensor
 from moet_core.errors import MoetError
 from moet_core.row import RowLayout
 from moet_kernels import arch
+from moet_kernels.launching import Parameters
 from moet_kernels.portable.cuts import CHUNK, CUTS, Cut, cut_of, pack_arguments
 from moet_kernels.portable.tier import Tier
 
@@ -211,16 +211,13 @@ class Native:
         self, name: str, grid: tuple[int, int], threads: int, packed: bytes, *, after: bool
     ) -> None:
         driver = self._driver
-        buffer = ctypes.create_string_buffer(packed, len(packed))
-        size = ctypes.c_size_t(len(packed))
-        # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END
-        extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 0)
+        parameters = Parameters(packed)
         stream = torch.cuda.current_stream(self.device).cuda_stream
-        where = ctypes.addressof(extra)
         function = self._functions[name]
         if not (after and self._overlap):
+            extra = parameters.address
             self._check(
-                driver.cuLaunchKernel(function, *grid, 1, threads, 1, 1, 0, stream, 0, where), name
+                driver.cuLaunchKernel(function, *grid, 1, threads, 1, 1, 0, stream, 0, extra), name
             )
             return
         config = driver.CUlaunchConfig()
@@ -234,7 +231,7 @@ class Native:
         )
         attribute.value.programmaticStreamSerializationAllowed = 1
         config.attrs, config.numAttrs = [attribute], 1
-        self._check(driver.cuLaunchKernelEx(config, function, 0, where), name)
+        self._check(driver.cuLaunchKernelEx(config, function, 0, parameters.address), name)
 
 
 def native_for(device: torch.device) -> Native | None:

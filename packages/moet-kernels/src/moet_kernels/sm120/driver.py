@@ -1,6 +1,5 @@
 """Loading and launching cubins: through NVIDIA's driver, or whatever has the same two methods."""
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor
 
 from moet_core.errors import MoetError
+from moet_kernels.launching import Parameters
 
 __all__ = ["CudaDriver", "Driver", "DriverError"]
 
@@ -110,12 +110,10 @@ class CudaDriver:
     ) -> None:
         """Start a kernel; see `Driver.launch`."""
         del tensors  # the GPU sees all memory
-        buffer = ctypes.create_string_buffer(parameters, len(parameters))
-        size = ctypes.c_size_t(len(parameters))
-        # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END
-        extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 0)
+        packed = Parameters(parameters)
         stream = torch.cuda.current_stream(self.device).cuda_stream
-        where = ctypes.addressof(extra)
         self._check(
-            self._driver.cuLaunchKernel(function, *grid, threads, 1, 1, 0, stream, 0, where)
+            self._driver.cuLaunchKernel(
+                function, *grid, threads, 1, 1, 0, stream, 0, packed.address
+            )
         )

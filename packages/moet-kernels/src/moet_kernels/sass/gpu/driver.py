@@ -1,12 +1,13 @@
 """The first GPU, through the driver."""
 
-import ctypes
 import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from moet_kernels.launching import Parameters
 
 __all__ = ["Device", "DriverError"]
 
@@ -94,11 +95,10 @@ class Device:
         self, function: Any, grid: tuple[int, int, int], threads: int, parameters: bytes
     ) -> None:
         """Start a kernel; `parameters` as they lie in its parameter space."""
-        buffer = ctypes.create_string_buffer(parameters, len(parameters))
-        size = ctypes.c_size_t(len(parameters))
-        extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 0)
-        where = ctypes.addressof(extra)
-        self._check(self.driver.cuLaunchKernel(function, *grid, threads, 1, 1, 0, 0, 0, where))
+        packed = Parameters(parameters)
+        self._check(
+            self.driver.cuLaunchKernel(function, *grid, threads, 1, 1, 0, 0, 0, packed.address)
+        )
 
     def wait(self) -> None:
         """Wait until all is done."""
