@@ -117,9 +117,11 @@ class SmallModel:
         agree: Callable[[int], int] | None = None,
         tolerance: int = 0,
         fine: FineTier | None = None,
+        padded: int = 0,
     ) -> ResidentExperts:
         shape = self.shape(slots, ring=ring)
-        return ResidentExperts(shape, store, torch.device("cpu"), agree, tolerance, fine)
+        device = torch.device("cpu")
+        return ResidentExperts(shape, store, device, agree, tolerance, fine, padded)
 
     def fine_tier(self, slots: int, store: HostStore, **use: Any) -> FineTier:
         return FineTier(Tier(self.shape(slots, fine=True), store, torch.device("cpu")), **use)

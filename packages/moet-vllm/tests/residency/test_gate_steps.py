@@ -410,3 +410,18 @@ def test_a_reading_is_that_of_a_softmax_in_float64():
     assert reading.token.tolist() == exact.indices.tolist()
     np.testing.assert_allclose(reading.confidence, exact.values.numpy(), rtol=1e-5)
     assert reading.counts.all()
+
+
+def test_a_margin_is_the_distance_of_the_two_largest_logits():
+    logits = torch.randn(7, VOCABULARY, generator=torch.Generator().manual_seed(1)).bfloat16()
+    reading = reading_of("margin", logits, None)
+    top = logits.float().topk(2)
+    assert reading.token.tolist() == top.indices[:, 0].tolist()
+    assert reading.confidence.tolist() == (top.values[:, 0] - top.values[:, 1]).tolist()
+
+
+def test_token_ids_come_through_a_reading_as_they_are():
+    logits = torch.zeros(2, 2**24 + 4)
+    logits[0, 2**24 + 3] = logits[1, 2**24 + 1] = 1.0  # float32 would round both
+    for signal in ("max_prob", "margin"):
+        assert reading_of(signal, logits, None).token.tolist() == [2**24 + 3, 2**24 + 1]

@@ -27,6 +27,20 @@ MIN_PAUSE, MAX_PAUSE = 2e-4, 2e-3
 class SlotPool:
     """Slots for the working set, and behind them a ring for rows that are used once.
 
+    What a pass was routed to is either marked by the kernels, in `wanted`, or recorded row by row
+    with `record`. A recorded pass may end in rows of padding, which are no part of the marks, and
+    it needs one small kernel a layer, behind those of the experts instead of in front of them.
+
+    Args:
+        slots: Slots of the working set.
+        ring: Slots behind them.
+        row_bytes: Bytes of a slot.
+        layers: Layers with routed experts.
+        experts: Experts of each.
+        device: Where the pool lies.
+        recorded: Rows at most of a pass that is recorded.
+        top_k: Experts that a row is routed to; of use for recorded passes alone.
+
     Attributes:
         rows: uint8 [slots + ring, row_bytes].
         slot_of: int32 [layers, experts], the slot of each expert or -1; a copy of the policy's.
@@ -44,12 +58,18 @@ class SlotPool:
         layers: int,
         experts: int,
         device: torch.device,
+        recorded: int = 0,
+        top_k: int = 0,
     ) -> None:
         self.slots = slots
         self.ring = ring
         self.rows = torch.empty(slots + ring, row_bytes, dtype=torch.uint8, device=device)
         self.slot_of = torch.full((layers, experts), -1, dtype=torch.int32, device=device)
-        self.wanted = torch.zeros(layers, experts, dtype=torch.uint8, device=device)
+        # One mark more than there are experts: that of records that were not made.
+        self._all_marks = torch.zeros(layers * experts + 1, dtype=torch.uint8, device=device)
+        self.wanted = self._all_marks[:-1].view(layers, experts)
+        self._records = torch.full((recorded, layers, top_k), layers * experts, device=device)
+        self._tokens = 0
         self.copies = Copies(device)
         self._usual_wait = 0.0  # seconds
         self._looks = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -57,6 +77,7 @@ class SlotPool:
         self._marks, self._so_far = (
             torch.zeros(layers, experts, dtype=torch.uint8, pin_memory=self._pins) for _ in range(2)
         )
+        self._all_so_far = torch.zeros_like(self._all_marks)
         # One more than there are experts: -1, which stands for no expert, is the last one.
         self._routed = torch.zeros(experts + 1, dtype=torch.uint8, device=device)
         self._routed_marks = torch.zeros(experts, dtype=torch.uint8, pin_memory=self._pins)
@@ -64,7 +85,13 @@ class SlotPool:
     @property
     def device_bytes(self) -> int:
         """Memory of the device that the pool holds."""
-        return self.rows.nbytes + self.slot_of.nbytes + self.wanted.nbytes + self._routed.nbytes
+        marks = 2 * self._all_marks.nbytes + self._records.nbytes + self._routed.nbytes
+        return self.rows.nbytes + self.slot_of.nbytes + marks
+
+    @property
+    def recorded(self) -> int:
+        """Rows at most of a pass that is recorded."""
+        return len(self._records)
 
     def place(self, slot: int, row: memoryview) -> int:
         """Start to copy a row into a slot; returns the copy's number."""
@@ -84,10 +111,28 @@ class SlotPool:
         table[experts] = slots
         return self._host(table).to(self.copies.device, non_blocking=True)
 
-    def clear_wanted(self) -> None:
-        """Forget the marks of former passes."""
-        self.wanted.zero_()
+    def clear_wanted(self, tokens: int = 0) -> None:
+        """Forget the marks and records of former passes.
+
+        Args:
+            tokens: Rows of the next pass that are tokens; those behind them count for nothing if
+                the pass is recorded.
+        """
+        self._all_marks.zero_()
+        self._tokens = min(tokens, self.recorded)
+        if self._tokens:
+            self._records[: self._tokens] = self.wanted.numel()
         self.copies.now().hold(self._looks)
+
+    def record(self, layer: int, topk_ids: Tensor) -> None:
+        """Keep what the rows of a pass are routed to in a layer.
+
+        Args:
+            layer: Number of the layer.
+            topk_ids: int32 or int64 [T, k]; T at most `recorded`.
+        """
+        target = self._records[: len(topk_ids), layer]
+        torch.add(topk_ids, layer * self.wanted.shape[1], out=target)
 
     def take_wanted(self, look: Look | None = None) -> NDArray[np.bool_]:
         """Return the marks, bool [layers, experts]; waits for the passes that set them.
@@ -98,6 +143,7 @@ class SlotPool:
                 some of the final ones.
         """
         begun = time.perf_counter()
+        self._add_records(self._all_marks)
         self._marks.copy_(self.wanted, non_blocking=True)
         moment = Moment(self.copies.computing())
         if look is None:
@@ -121,9 +167,17 @@ class SlotPool:
     def _marked_so_far(self, stream: torch.cuda.Stream) -> NDArray[np.bool_]:
         """Copy the marks beside the pass that sets them."""
         with torch.cuda.stream(stream):
-            self._so_far.copy_(self.wanted, non_blocking=True)
+            self._all_so_far.copy_(self._all_marks)
+            self._add_records(self._all_so_far)
+            so_far = self._all_so_far[:-1].view_as(self.wanted)
+            self._so_far.copy_(so_far, non_blocking=True)
         Moment(stream).wait()
         return self._so_far.numpy().astype(bool)
+
+    def _add_records(self, marks: Tensor) -> None:
+        """Set the marks, uint8 [layers * experts + 1], of what is recorded of the pass's tokens."""
+        if self._tokens:
+            marks.index_fill_(0, self._records[: self._tokens].view(-1), 1)
 
     def mark(self, layer: int, topk_ids: Tensor) -> list[int]:
         """Mark a layer's experts as wanted and return them, ascending; waits for their routing.

@@ -47,6 +47,9 @@ FAIL = 2**41
 LIKELY = 0.9
 """Share of the slots that a step may be expected to want; more than that is streamed at once."""
 
+RECORDED = 512
+"""Rows at most of a pass whose routing is recorded row by row; by default, no graph has more."""
+
 OTHER_RANK = "Another rank could not read an expert."
 
 
@@ -103,7 +106,7 @@ class ResidentExperts:
         fine: FineTier | None = None,
         padded: int = 0,
     ) -> None:
-        self.base = Tier(shape, store, device)
+        self.base = Tier(shape, store, device, min(padded, RECORDED))
         self.fine = fine
         self.counts = Counts(row_bytes=shape.row.row_bytes)
         self.tolerance = tolerance
@@ -112,6 +115,7 @@ class ResidentExperts:
         self._agree = agree or (lambda value: value)
         self._stream: LayerStream | None = None
         self._prompt = False
+        self._tokens = 0
         self._never_misses = False
         self._last_decode: tuple[int, int] | None = None
         self._taken: NDArray[np.bool_] | None = None
@@ -195,6 +199,7 @@ class ResidentExperts:
         """
         self._begin()
         self._prompt = prompt
+        self._tokens = tokens
         if self._padding is not None:
             self._padding.begin(tokens)
         fine = self.fine
@@ -228,7 +233,8 @@ class ResidentExperts:
         Returns:
             [T, H] in x's dtype.
         """
-        if self._padding is not None:
+        records = self._stream is None and len(x) <= self.pool.recorded
+        if self._padding is not None and self._marks and not records:
             topk_ids = self._padding.without(topk_ids)
         if self._measures and self.shape.working_set(len(x)) > self.shape.slots:
             return measured_layer(self.tiers, layer, x, topk_weights, topk_ids, limit)
@@ -236,7 +242,7 @@ class ResidentExperts:
             return self._stream.run_layer(layer, x, topk_weights, topk_ids, limit)
         row = self.shape.row
         fine = self.fine.tier if self.fine is not None else None
-        return experts(
+        output = experts(
             x,
             topk_weights,
             topk_ids,
@@ -246,9 +252,12 @@ class ResidentExperts:
             intermediate=row.intermediate,
             codec=row.codec,
             swiglu_limit=limit,
-            wanted=self.pool.wanted[layer] if self._marks else None,
+            wanted=self.pool.wanted[layer] if self._marks and not records else None,
             fine=None if fine is None else fine.of_layer(layer),
         )
+        if records and self._marks:
+            self.pool.record(layer, topk_ids)
+        return output
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
@@ -381,7 +390,7 @@ class ResidentExperts:
         """Run one pass; `_wanted` has its marks."""
         self.counts.passes += 1
         if self._marks:
-            self.pool.clear_wanted()
+            self.pool.clear_wanted(self._tokens)
         self._taken = None
         self._may_look = self._stream is None
         self._seen[:] = False

@@ -75,10 +75,17 @@ def reading_of(signal: Signal, logits: Tensor, drafts: list[list[int]] | None) -
             every row.
     """
     values = logits.float()
-    top = values.topk(2, dim=-1)
     log_sum = torch.logsumexp(values, dim=-1)
-    largest, second = top.values[:, 0].cpu().numpy(), top.values[:, 1].cpu().numpy()
-    token = top.indices[:, 0].cpu().numpy().astype(np.int64)
-    found = confidence(signal, largest, second, log_sum.cpu().numpy())
-    counts = np.ones(len(token), bool) if drafts is None else emitted_rows(token, drafts)
-    return Reading(found, token, counts)
+    if signal == "margin":
+        top = values.topk(2, dim=-1)
+        largest, second, token = top.values[:, 0], top.values[:, 1], top.indices[:, 0]
+    else:
+        largest, token = values.max(dim=-1)
+        second = largest  # no part of that signal
+    # In one piece, for each copy to the host is a wait; ids as bits, which float32 would round.
+    bits = torch.stack((largest, second, log_sum)).view(torch.int32)
+    found = torch.cat((bits, token.int()[None])).cpu().numpy()
+    tokens = found[3].astype(np.int64)
+    read = confidence(signal, *found[:3].view(np.float32))
+    counts = np.ones(len(tokens), bool) if drafts is None else emitted_rows(tokens, drafts)
+    return Reading(read, tokens, counts)

@@ -62,15 +62,24 @@ class PoolShape(msgspec.Struct, frozen=True, kw_only=True):
 class Tier:
     """Slots, their policy and the store behind them; layers count from 0.
 
+    Args:
+        shape: Sizes of the pool.
+        store: Where rows come from.
+        device: Where the pool lies.
+        recorded: See `SlotPool`.
+
     Attributes:
         brought: Rows copied to the device while a step waited.
         promoted: Rows copied to the device between steps.
     """
 
-    def __init__(self, shape: PoolShape, store: HostStore, device: torch.device) -> None:
+    def __init__(
+        self, shape: PoolShape, store: HostStore, device: torch.device, recorded: int = 0
+    ) -> None:
         self.shape = shape
         self.store = store
         self._device = device
+        self._recorded = recorded
         self.brought = self.promoted = 0
         self._make_pool(shape)
 
@@ -251,7 +260,12 @@ class Tier:
         size = {"layers": len(shape.layers), "experts": shape.experts, "slots": shape.slots}
         self.policy = PoolPolicy(**size)
         self.pool = SlotPool(
-            **size, ring=shape.ring, row_bytes=shape.row.row_bytes, device=self._device
+            **size,
+            ring=shape.ring,
+            row_bytes=shape.row.row_bytes,
+            device=self._device,
+            recorded=self._recorded,
+            top_k=shape.top_k,
         )
         self.ring = Ring(self.pool)
         self.store.attach(self.pool.copies)
