@@ -32,6 +32,9 @@ __all__ = ["Case", "cases", "main", "measurements"]
 LENGTHS = (17, 40, 100, 250)
 TOKENS = 16
 STREAMS = (1, 4)
+AUTO_MEMORY = {"gpu_memory_utilization": 0.15}
+"""What an engine with `pool=auto` may have of a GPU that others share."""
+
 EVEN = {"gate": "max_prob", "tau": 0.0, "prompts": "base"}
 """A gate that never fires, over prompts read with 2-bit experts: plain W2."""
 
@@ -44,6 +47,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         moet: The plugin's settings.
         like: Name of the reference; empty for a reference.
         chunked: Prompts are read in parts.
+        hot: Engine whose hot set the pool begins with.
+        engine: More arguments of vLLM's LLM.
         after: Engine that writes the packs it reads.
         what: Group of the result's measurements.
     """
@@ -52,6 +57,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     moet: dict[str, Any]
     like: str = ""
     chunked: bool = False
+    hot: str = ""
+    engine: dict[str, Any] = {}
     after: str = ""
     what: str = ""
 
@@ -72,6 +79,8 @@ def cases(experts: Experts, packs: Path) -> list[Case]:
         Case(name="half pack", moet={**half, **pack}, like="w2"),
         Case(name="least pinned", moet={**least, **pinned}, like="w2"),
         Case(name="least arena", moet={**least, **arena}, like="w2"),
+        Case(name="hot arena", moet={**half, **arena}, like="w2", hot="half arena"),
+        Case(name="auto", moet={**pinned, "pool": "auto"}, like="w2", engine=AUTO_MEMORY),
         Case(name="all packs", moet={**base, "report_seconds": 0}, like="w2"),
         Case(name="half arena chunked", moet={**half, **arena}, like="w2 chunked", chunked=True),
         Case(name="gate always", moet={**half, **pinned, **fine, **GATE_ALWAYS}, like="fp4"),
@@ -85,12 +94,13 @@ def cases(experts: Experts, packs: Path) -> list[Case]:
             what="gate" if "gate" in case.name else "pool",
         )
         for case in found
+        if case.name != "auto" or checkpoints.device().type == "cuda"
     ]
 
 
 def spec_of(case: Case, model: Path, chunk: int) -> Spec:
     """Return the engine of a case."""
-    engine = {"max_num_batched_tokens": chunk} if case.chunked else {}
+    engine = {**case.engine, **({"max_num_batched_tokens": chunk} if case.chunked else {})}
     return Spec(
         name=case.name,
         model=str(model),
@@ -102,10 +112,17 @@ def spec_of(case: Case, model: Path, chunk: int) -> Spec:
     )
 
 
-def run_case(engine: Engine, prompts: list[list[int]], seconds: float) -> dict[str, Any]:
-    """Serve the prompts one and four at a time, cold and then warm; check the pool."""
+def run_case(
+    engine: Engine, prompts: list[list[int]], seconds: float, hot: Engine | None = None
+) -> dict[str, Any]:
+    """Serve the prompts one and four at a time, cold and then warm; check the pool.
+
+    With `hot`, the pool begins with what that engine's pool holds, and is not cold.
+    """
     found: dict[str, Any] = {"error": engine.error, "answers": {}, "ready": engine.ready}
     try:
+        if hot is not None:
+            engine.ask("preload", seconds, keys=hot.ask("hottest", seconds))
         for streams, state in itertools.product(STREAMS, ("cold", "warm")):
             found["answers"][f"{streams} {state}"] = engine.ask(
                 "answer", seconds, prompts=prompts, tokens=TOKENS, streams=streams
@@ -229,8 +246,9 @@ def main() -> None:
         for case in listed:
             left = until - time.monotonic()
             engine = engines.get(case.name)
-            if engine is not None and left > 5:
-                results[case.name] = run_case(engine, prompts, min(60.0, left))
+            if engine is not None and left > 5 and (not case.hot or case.hot in engines):
+                hot = engines[case.hot] if case.hot else None
+                results[case.name] = run_case(engine, prompts, min(60.0, left), hot)
                 print(f"{case.name}: {results[case.name]['error'] or 'served'}", flush=True)
         if args.sweep and "sweep" in engines:
             try:

@@ -8,9 +8,16 @@ import msgspec
 
 from moet_core.row import row_layout
 
-__all__ = ["GATE_ALWAYS", "Experts", "read_experts"]
+__all__ = ["GATE_ALWAYS", "PROCESSES", "Experts", "read_experts"]
 
 GIB = 2**30
+
+PROCESSES: dict[str, dict[str, str]] = {
+    "environment": {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+    "engine": {"distributed_executor_backend": "mp"},
+}
+"""Scheduler and worker in processes of their own, as they are in a server with several GPUs: a step
+is scheduled and its answers are handed out while the worker runs the next one."""
 
 GATE_ALWAYS = {"gate": "max_prob", "tau": 1.0, "gate_passes": 0}
 """A gate that fires at every step, as often as it takes: all experts at FP4."""

@@ -20,6 +20,7 @@ measured within seconds of each other.
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,14 @@ from served import checkpoints
 from served.bits import bits, bits_specs
 from served.fleet import Engine, EngineError, Spec, fleet
 from served.kernels import expert_time
-from served.settings import GIB, Experts, read_experts
+from served.settings import GIB, PROCESSES, Experts, read_experts
 from served.steps import reach, wait_for
 
 __all__ = ["Run", "main"]
 
 GRAPHS_ALONE = "CUDA graphs of decode steps, no torch.compile"
+IN_PROCESSES = "scheduler and worker of each engine in processes of their own"
+IN_ONE_PROCESS = "scheduler and worker of each engine in one process"
 
 
 class Run:
@@ -74,12 +77,18 @@ class Run:
 
     def spec(self, name: str, moet: dict[str, Any] | None, **settings: Any) -> Spec:
         """Return an engine of the model."""
+        # Experts are left out in the engine's own process, which must be the worker's too.
+        in_processes = self.args.processes and not settings.get("without_experts")
+        own: dict[str, Any] = PROCESSES if in_processes else {}
+        chunk = {"max_num_batched_tokens": self.args.chunk} if self.args.chunk else {}
+        engine = {**own.get("engine", {}), **chunk, **settings.pop("engine", {})}
         return Spec(
             name=name,
             model=str(self.model),
             moet=moet,
             compiled=self.args.compiled,
-            environment=checkpoints.environment(),
+            environment={**checkpoints.environment(), **own.get("environment", {})},
+            engine=engine,
             **settings,
         )
 
@@ -140,8 +149,7 @@ def decode(run: Run) -> None:
             for name in ("stock", "w2", "fp4"):
                 run.decode(name, streams, run.args.tokens, seed=round_)
         run.write()
-    for streams in (1, 4, 8):
-        _forward_times(run, streams)
+    _forward_times(run, ("without experts", "stock", "w2", "fp4"))
 
 
 def profile(run: Run) -> None:
@@ -160,17 +168,18 @@ def profile(run: Run) -> None:
             run.out.with_suffix(".kernels.json").write_text(json.dumps(profiles, indent=1))
 
 
-def _forward_times(run: Run, streams: int) -> None:
+def _forward_times(run: Run, names: Sequence[str], streams: Sequence[int] = (1, 4, 8)) -> None:
     """Add the GPU's time of a forward pass, and the experts' share: what their absence saves."""
-    medians = {}
-    for name in ("without experts", "stock", "w2", "fp4"):
-        found = run.ask(name, "forward_times", streams=streams, prompt=64, tokens=80)
-        if found:
-            run.add(f"forward pass: {name}, {streams} streams", "ms", *found)
-            medians[name] = float(np.median(found))
-    rest = medians.pop("without experts", None)
-    for name, whole in medians.items() if rest is not None else ():
-        run.add(f"share of experts: {name}, {streams} streams", "fraction", 1 - rest / whole)
+    for count in streams:
+        medians = {}
+        for name in names:
+            found = run.ask(name, "forward_times", streams=count, prompt=64, tokens=80)
+            if found:
+                run.add(f"forward pass: {name}, {count} streams", "ms", *found)
+                medians[name] = float(np.median(found))
+        rest = medians.pop("without experts", None)
+        for name, whole in medians.items() if rest is not None else ():
+            run.add(f"share of experts: {name}, {count} streams", "fraction", 1 - rest / whole)
 
 
 def decode_specs(run: Run) -> list[Spec]:
@@ -183,6 +192,9 @@ def decode_specs(run: Run) -> list[Spec]:
     ]
 
 
+POOL_STREAMS = (1, 4, 8)
+
+
 def pool(run: Run) -> None:
     """Compare pools in which nothing is missed with the engine without one.
 
@@ -191,7 +203,7 @@ def pool(run: Run) -> None:
     """
     names = ("w2", "pool of all", "pool of 95 %")
     same = {"tokens": run.args.tokens, "seed": 0, "prompt": 16, "greedy": True}
-    for streams in (1, 4):
+    for streams in POOL_STREAMS:
         for name in names:
             for _ in range(2):
                 run.ask(name, "decode", streams=streams, **same)
@@ -201,6 +213,8 @@ def pool(run: Run) -> None:
                 if counts:
                     run.add(f"experts missed: {name}, {streams} streams", "count", counts["missed"])
         run.write()
+    _forward_times(run, names, POOL_STREAMS)
+    run.write()
 
 
 def pool_specs(run: Run) -> list[Spec]:
@@ -290,7 +304,7 @@ def misses_specs(run: Run) -> list[Spec]:
 def gate(run: Run) -> None:
     """Measure a gate that never fires, and one that fires at a tenth and a third of the steps."""
     tokens = run.args.tokens
-    taus = {1: {"never": 0.0}, 4: {"never": 0.0}}
+    taus = {streams: {"never": 0.0} for streams in POOL_STREAMS}
     for streams, found in taus.items():
         seen = run.ask(
             "gate", "confidences", streams=streams, prompt=64, tokens=2 * tokens, seed=99
@@ -346,6 +360,10 @@ def main() -> None:
     parser.add_argument("--steps", type=Path, help="folder of the files that begin each phase")
     parser.add_argument("--only", default="", help="engines, separated by semicolons")
     parser.add_argument("--compiled", action="store_true", help="with torch.compile")
+    parser.add_argument("--chunk", type=int, help="tokens of a step, for prompts read in parts")
+    parser.add_argument(
+        "--processes", action="store_true", help="scheduler and worker in processes of their own"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=160, help="of each answer")
     parser.add_argument("--prompt", type=int, default=8192, help="tokens of long prompts")
@@ -372,6 +390,9 @@ def main() -> None:
             wait_for(args.steps, run.part)
             run.begin()
             run.notes.append("torch.compile and CUDA graphs" if args.compiled else GRAPHS_ALONE)
+            if args.chunk:
+                run.notes.append(f"steps of {args.chunk} tokens: longer prompts are read in parts")
+            run.notes.append(IN_PROCESSES if args.processes else IN_ONE_PROCESS)
             names = [spec.name for spec in wanted[run.part] if spec.name in engines]
             names = names or list(engines)
             run.engines = {name: engines[name] for name in names if not engines[name].error}

@@ -64,7 +64,7 @@ def decode(
 
     Args:
         llm: The engine.
-        streams: Requests at a time; all begin together.
+        streams: Requests at a time; all begin together, or within a few steps.
         prompt: Tokens of each prompt, random.
         tokens: Tokens of each answer; the first `WARM` are not timed.
         seed: Of the prompts.
@@ -78,6 +78,7 @@ def decode(
 
     engine = llm.llm_engine
     vocabulary = llm.model_config.get_vocab_size()
+    ended = False
     temperature = 0.0 if greedy else 1.0
     sampling = SamplingParams(temperature=temperature, max_tokens=tokens, ignore_eos=True)
     names = [f"{number}-{time.monotonic_ns()}" for number in range(streams)]
@@ -92,7 +93,9 @@ def decode(
             outputs = engine.step()
             for output in outputs:
                 produced[output.request_id] = len(output.outputs[0].token_ids)
-            if outputs and len(produced) == streams and min(produced.values()) >= WARM:
+                ended |= output.finished  # requests that began a step later run on alone
+            is_whole = bool(outputs) and not ended and len(produced) == streams
+            if is_whole and min(produced.values()) >= WARM:
                 if not times:
                     before = counts(llm)
                     begin()
@@ -143,6 +146,16 @@ def reopen(llm: Any, moet: dict[str, Any], forget: bool) -> dict[str, Any]:
 def save_heat(llm: Any) -> None:
     """Keep the hot set beside the packs."""
     llm.collective_rpc(_save_heat)
+
+
+def hottest(llm: Any) -> list[list[int]]:
+    """Return the experts in the pool, the most valuable first, as [model layer, expert]."""
+    return [list(key) for key in llm.collective_rpc(_hottest)[0]]
+
+
+def preload(llm: Any, keys: list[list[int]]) -> None:
+    """Fill an empty pool with experts, as an engine does that starts with a hot set."""
+    llm.collective_rpc(_preload, args=([tuple(key) for key in keys],))
 
 
 def forget_heat(llm: Any, packs: str) -> None:
@@ -323,6 +336,15 @@ def _save_heat(worker: Any) -> None:
     save_hot_keys(worker.resident)
 
 
+def _hottest(worker: Any) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = worker.resident.hottest()
+    return found
+
+
+def _preload(worker: Any, keys: list[tuple[int, int]]) -> None:
+    worker.resident.preload(keys)
+
+
 def _set_tau(worker: Any, tau: float) -> None:
     import msgspec
 
@@ -398,6 +420,8 @@ TASKS: dict[str, Callable[..., Any]] = {
     "check": check,
     "reopen": reopen,
     "save_heat": save_heat,
+    "hottest": hottest,
+    "preload": preload,
     "forget_heat": forget_heat,
     "set_tau": set_tau,
     "confidences": confidences,

@@ -1,4 +1,4 @@
-"""Takes the padding of a batch out of its routing."""
+"""Takes the padding of a batch out of its routing, where that is not recorded row by row."""
 
 import torch
 from torch import Tensor
