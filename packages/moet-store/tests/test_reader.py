@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moet_core.errors import ConfigError
 from moet_store import (
     PackErrorKind,
     PackReader,
@@ -86,7 +85,7 @@ def read_one(reader, key, **options):
 
 @pytest.fixture
 def big(make_pack):
-    """Write a pack whose rows are of several pieces: 5 MiB and a bit."""
+    """Write a pack whose rows are two requests, hashed in three stretches: 5 MiB and a bit."""
     return make_pack(layers=(4,), experts=2, payload_bytes=5 * MIB + 5)
 
 
@@ -97,7 +96,7 @@ def options(engine):
 
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("engine", ["io_uring", "pread"])
-def test_rows_of_several_pieces(big, row_of, engine, direct):
+def test_rows_of_two_requests(big, row_of, engine, direct):
     path, spec = big
     with PackReader([path], engine=engine, direct=direct) as reader:
         buffer, completion = read_one(reader, (4, 1))
@@ -105,24 +104,74 @@ def test_rows_of_several_pieces(big, row_of, engine, direct):
     assert bytes(buffer[: spec.payload_bytes]) == row_of(spec, 4, 1).tobytes()
 
 
-@pytest.mark.parametrize("piece_bytes", [4096, 3 * MIB, 8 * MIB])
-def test_pieces_of_any_length(big, row_of, piece_bytes):
+@pytest.mark.parametrize(
+    ("row_bytes", "verify", "lengths"),
+    [
+        (4096, True, [4096]),
+        (MIB, True, [MIB]),
+        (MIB + 4096, True, [MIB + 4096 - 64 * 4096, 64 * 4096]),
+        (7 * MIB, True, [21 * MIB // 4, 7 * MIB // 4]),
+        # Nothing could be computed while the rest is on its way.
+        (7 * MIB, False, [7 * MIB]),
+    ],
+)
+def test_long_rows_are_two_requests_one_after_the_other(make_pack, row_bytes, verify, lengths):
+    path, spec = make_pack(layers=(4,), experts=2, payload_bytes=row_bytes)
+    engine, found, at = ByHand(), [], spec.offset(4, 1)
+    with PackReader([path], engine=engine, verify=verify) as reader:
+        reader.submit([(4, 1)], [aligned_buffer(spec.row_bytes)])
+        while engine.started:
+            ((_, _, buffer, offset),) = engine.started
+            assert offset == at + sum(found)
+            found.append(len(buffer))
+            engine.finish()
+            ended = reader.poll()
+    assert found == lengths
+    assert [completion.error for completion in ended] == [None]
+
+
+def test_the_first_request_is_hashed_while_the_second_is_with_the_kernel(big, hashed):
+    path, spec = big
+    look, started = hashed
+    engine = ByHand()
+    look.append(lambda row: (row.hashed, [offset for _, _, _, offset in engine.started]))
+    with PackReader([path], engine=engine) as reader:
+        reader.submit([(4, 0)], [aligned_buffer(spec.row_bytes)])
+        engine.finish()
+        assert reader.poll() == []
+        rest = spec.offset(4, 0) + spec.row_bytes - 320 * 4096
+        assert started == [(0, [rest]), (2 * MIB, [rest])]
+        engine.finish()
+        assert [completion.error for completion in reader.poll()] == [None]
+
+
+def test_the_rest_of_a_row_goes_before_rows_that_have_not_begun(big):
     path, spec = big
     engine = ByHand()
-    with PackReader([path], engine=engine, piece_bytes=piece_bytes, depth=4096) as reader:
-        buffer = aligned_buffer(spec.row_bytes)
-        reader.submit([(4, 1)], [buffer])
-        assert len(engine.started) == min(-(-spec.row_bytes // piece_bytes), engine.entries)
-        while engine.started:
-            engine.finish()
-            reader.poll()
-    assert bytes(buffer[: spec.payload_bytes]) == row_of(spec, 4, 1).tobytes()
+    with PackReader([path], engine=engine, depth=1) as reader:
+        buffers = [aligned_buffer(spec.row_bytes) for _ in range(2)]
+        tickets = reader.submit([(4, 0), (4, 1)], buffers)
+        assert [completion.ticket for completion in reader.wait_any()] == tickets[:1]
+        assert len(engine.started) == 1
 
 
-@pytest.mark.parametrize("piece_bytes", [0, -4096, 4095, 5000])
-def test_pieces_that_no_direct_read_can_have(big, piece_bytes):
-    with pytest.raises(ConfigError, match=f"wanted a multiple of 4096, found {piece_bytes};"):
-        PackReader([big[0]], piece_bytes=piece_bytes)
+def test_a_demand_goes_before_the_rest_of_a_prefetch(big):
+    path, spec = big
+    engine = ByHand()
+    with PackReader([path], engine=engine, depth=1) as reader:
+        buffers = [aligned_buffer(spec.row_bytes) for _ in range(2)]
+        reader.submit([(4, 0)], buffers[:1], prefetch=True)
+        (demand,) = reader.submit([(4, 1)], buffers[1:])
+        assert [completion.ticket for completion in reader.wait_any()] == [demand]
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "depth"), [(4096, 16), (2 * MIB, 16), (5 * MIB, 6), (16 * MIB, 4)]
+)
+def test_the_depth_without_a_probe_depends_on_the_row(make_pack, row_bytes, depth):
+    path, _ = make_pack(layers=(4,), experts=1, payload_bytes=row_bytes)
+    with PackReader([path], engine=ByHand()) as reader:
+        assert reader.depth == depth
 
 
 def test_registered_memory(big, row_of):
@@ -144,25 +193,12 @@ def test_submit_and_poll_do_not_wait(big):
         (ticket,) = reader.submit([(4, 0)], [aligned_buffer(spec.row_bytes)])
         assert reader.poll() == []
         assert reader.wait([ticket], seconds=0) == []
-        while engine.started:
-            engine.finish()
+        engine.finish()
+        assert reader.poll() == []
+        engine.finish()
         (completion,) = reader.poll()
         assert (completion.ticket, completion.key, completion.error) == (ticket, (4, 0), None)
         assert reader.poll() == reader.wait([ticket]) == []
-
-
-def test_a_row_ends_when_all_its_pieces_have(big):
-    path, spec = big
-    engine = ByHand()
-    with PackReader([path], engine=engine) as reader:
-        reader.submit([(4, 0)], [aligned_buffer(spec.row_bytes)])
-        assert len(engine.started) == 3
-        engine.started.reverse()
-        for _ in range(2):
-            engine.finish()
-            assert reader.poll() == []
-        engine.finish()
-        assert [completion.error for completion in reader.poll()] == [None]
 
 
 def test_waiting_for_any_returns_with_the_first(make_pack):
@@ -271,23 +307,45 @@ def test_an_io_error_names_the_row(big):
     path, _ = big
     with PackReader([path], engine=Tampered(PoolEngine(), lambda _: -errno.EIO)) as reader:
         _, completion = read_one(reader, (4, 1))
-        assert reader.counters.snapshot().io_errors == 3
+        assert reader.counters.snapshot().io_errors == 1
     error = completion.error
     assert (error.kind, error.path, error.layer, error.expert) == (PackErrorKind.IO, path, 4, 1)
     assert "Input/output error" in str(error)
 
 
-def test_a_failed_row_ends_after_the_kernel_let_go_of_its_buffer(big):
+@pytest.mark.parametrize("request_of_two", [1, 2])
+def test_a_failed_request_ends_the_row(big, request_of_two):
     path, spec = big
     engine = ByHand()
     with PackReader([path], engine=engine) as reader:
         reader.submit([(4, 0)], [aligned_buffer(spec.row_bytes)])
+        if request_of_two == 2:
+            engine.finish()
+            assert reader.poll() == []
         engine.finish(-errno.EIO)
-        assert reader.poll() == []
-        engine.finish()
-        assert reader.poll() == []
-        engine.finish()
         assert [c.error.kind for c in reader.poll()] == [PackErrorKind.IO]
+        assert engine.started == []
+
+
+def test_a_mirror_is_read_from_the_start_when_the_second_request_failed(
+    tmp_path, make_pack, row_of
+):
+    written = {"layers": (4,), "experts": 2, "payload_bytes": 5 * MIB + 5}
+    paths = [make_pack(tmp_path / name, **written)[0] for name in ("a", "b")]
+    engine = ByHand()
+    with PackReader(paths, engine=engine) as reader:
+        spec = reader.spec
+        buffer = aligned_buffer(spec.row_bytes)
+        reader.submit([(4, 0)], [buffer])
+        failing = engine.started[0][1]
+        engine.finish()
+        reader.poll()
+        engine.finish(-errno.EIO)
+        reader.poll()
+        ((_, fd, _, offset),) = engine.started
+        assert (fd != failing, offset) == (True, spec.offset(4, 0))
+        assert [completion.error for completion in reader.wait()] == [None]
+    assert bytes(buffer[: spec.payload_bytes]) == row_of(spec, 4, 0).tobytes()
 
 
 def test_a_file_that_ends_early(make_pack):
@@ -381,35 +439,15 @@ def test_a_damaged_row_is_not_served(make_pack):
     assert (error.path, error.layer, error.expert) == (path, 2, 3)
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (0, 2, 1)])
-def test_pieces_that_arrive_in_any_order_are_verified_in_theirs(big, row_of, order):
-    path, spec = big
-    engine = ByHand()
-    buffer = aligned_buffer(spec.row_bytes)
-    with PackReader([path], engine=engine) as reader:
-        reader.submit([(4, 1)], [buffer])
-        engine.started = [engine.started[place] for place in order]
-        ended = []
-        for _ in order:
-            assert ended == []
-            engine.finish()
-            ended = reader.poll()
-    assert [completion.error for completion in ended] == [None]
-    assert bytes(buffer[: spec.payload_bytes]) == row_of(spec, 4, 1).tobytes()
-
-
-@pytest.mark.parametrize("place", [0, 5 * MIB + 4])
-@pytest.mark.parametrize("last", [0, 2])
-def test_damage_in_any_piece_shows_with_the_piece_that_arrives_last(big, place, last):
+@pytest.mark.parametrize("place", [0, 3 * MIB, 5 * MIB + 4])
+def test_damage_anywhere_shows_with_the_last_request(big, place):
     path, spec = big
     flip(path, spec.offset(4, 1) + place)
     engine = ByHand()
     with PackReader([path], engine=engine) as reader:
         reader.submit([(4, 1)], [aligned_buffer(spec.row_bytes)])
-        engine.started.append(engine.started.pop(last))
-        for _ in range(2):
-            engine.finish()
-            assert reader.poll() == []
+        engine.finish()
+        assert reader.poll() == []
         engine.finish()
         assert [c.error.kind for c in reader.poll()] == [PackErrorKind.ROW_DAMAGED]
         assert reader.counters.snapshot().checksum_errors == 1
@@ -417,43 +455,50 @@ def test_damage_in_any_piece_shows_with_the_piece_that_arrives_last(big, place, 
 
 @pytest.fixture
 def hashed(monkeypatch):
-    """Record what is done whenever a piece is hashed; returns what to do and the record."""
-    real = Row.hash_piece
+    """Record what is done whenever a stretch is hashed; returns what to do and the record."""
+    real = Row.hash_stretch
     record, look = [], []
 
-    def watched(row, verify):
+    def watched(row, most, verify):
         record.extend(see(row) for see in look)
-        real(row, verify)
+        real(row, most, verify)
 
-    monkeypatch.setattr(Row, "hash_piece", watched)
+    monkeypatch.setattr(Row, "hash_stretch", watched)
     return look, record
 
 
-def test_the_kernel_is_kept_busy_before_every_piece_is_hashed(big, hashed):
+def test_the_kernel_is_kept_busy_before_every_stretch_is_hashed(big, hashed):
     path, spec = big
     look, depths = hashed
     engine = ByHand()
     with PackReader([path], engine=engine, depth=2) as reader:
-        reader.submit([(4, 0), (4, 1)], [aligned_buffer(spec.row_bytes) for _ in range(2)])
-        # While a piece is hashed another read ends, as reads do.
+        keys = [(4, 0), (4, 1), (4, 0)]
+        reader.submit(keys, [aligned_buffer(spec.row_bytes) for _ in keys])
+        # While a stretch is hashed another read ends, as reads do.
         look.append(lambda _: (len(engine.started), bool(engine.started) and engine.finish())[0])
         engine.finish()
         engine.finish()
-        assert [completion.error for completion in reader.wait()] == [None, None]
-    assert depths == [2, 2, 2, 1, 0, 0]
+        assert [completion.error for completion in reader.wait()] == [None, None, None]
+    assert depths == [2, 2, 1, 1, 0, 0, 0, 0, 0]
 
 
 def test_rows_that_somebody_waits_for_are_hashed_first(big, hashed):
     path, spec = big
     look, order = hashed
-    look.append(lambda row: row.key)
     engine = ByHand()
+
+    def finish_all(row):
+        while engine.started:
+            engine.finish()
+        return row.key
+
+    look.append(finish_all)
     with PackReader([path], engine=engine) as reader:
         buffers = [aligned_buffer(spec.row_bytes) for _ in range(2)]
         reader.submit([(4, 0)], buffers[:1], prefetch=True)
         (demand,) = reader.submit([(4, 1)], buffers[1:])
-        while engine.started:
-            engine.finish()
+        engine.finish()
+        engine.finish()
         assert [completion.ticket for completion in reader.wait([demand])] == [demand]
         assert order == [(4, 1)] * 3
         assert [completion.key for completion in reader.poll()] == [(4, 0)]
@@ -479,12 +524,12 @@ def test_closing_drops_rows_that_are_hashed_in_part(big, hashed):
     reader.submit([(4, 0)], [aligned_buffer(spec.row_bytes)])
     engine.finish()
     assert reader.poll() == []
-    assert keys == [(4, 0)]
+    assert keys == [(4, 0)] * 2
     engine.finish()
     reader.close()
     assert engine.started == []
     assert reader.poll() == reader.wait() == []
-    assert keys == [(4, 0)]
+    assert keys == [(4, 0)] * 2
 
 
 def test_a_row_at_another_rows_place_is_not_served(make_pack):
@@ -678,14 +723,14 @@ def test_tuning_sets_a_depth_and_leaves_no_count(big):
     with PackReader([path], engine="io_uring") as reader:
         depth = tune_depth(reader, seconds=0.01, rounds=1)
         assert reader.depth == depth
-        assert depth in (6, 12, 24)
+        assert depth in (2, 4, 8)
         assert reader.counters.snapshot().rows_read == 0
 
 
 def test_tuning_keeps_to_what_the_engine_can_do(big):
     path, _ = big
-    with PackReader([path], engine="pread") as reader:
-        assert tune_depth(reader, seconds=0.01, rounds=1) in (6, 8)
+    with PackReader([path], engine=PoolEngine(3)) as reader:
+        assert tune_depth(reader, seconds=0.01, rounds=1) in (2, 3)
 
 
 def test_tuning_reports_damage(big, refused):

@@ -159,12 +159,11 @@ def run_bench(
         notes=tuple(
             f"{comparison.row_bytes / MIB:g} MiB rows: yardstick is {comparison.yardstick}; "
             f"reader: {comparison.engine}, "
-            f"{'O_DIRECT' if comparison.direct else 'page cache'}, depth {comparison.depth} pieces "
-            f"of {comparison.piece_bytes / MIB:g} MiB, "
+            f"{'O_DIRECT' if comparison.direct else 'page cache'}, depth {comparison.depth} rows, "
             f"{comparison.fallback_count} fallbacks; {rounds} rounds of {seconds:g} s, one run of "
-            "each kind a round, in random order; a row is read in random order, by the store in "
-            "pieces and with checksums on unless the name says otherwise, by fio in one request; "
-            "both read into huge pages and count from the submission on"
+            "each kind a round, in random order; rows are read in random order, by the store with "
+            "checksums unless the name says otherwise, by fio without; both read into huge pages "
+            "and count from the submission on"
             for comparison in found
         ),
     )

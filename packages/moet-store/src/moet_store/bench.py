@@ -23,7 +23,7 @@ from moet_store.engines import POOL_THREADS
 from moet_store.fio import FIO_DEPTHS, Sample, fio_version, run_fio, run_loop
 from moet_store.memory import aligned_buffer
 from moet_store.probe import rows_for, throughput, tune_depth
-from moet_store.reader import PIECE_BYTES, PackReader
+from moet_store.reader import PackReader
 from moet_store.rows import Key
 from moet_store.spec import HEADER_BYTES, PackSpec, plain_spec
 from moet_store.writer import PackWriter
@@ -34,8 +34,7 @@ MIB = 2**20
 LAYERS = 4
 TUNING_ROUNDS = 3
 SINGLE = ", one row at a time"
-WHOLE = ", a row in one request"
-"""As fio reads it; otherwise the reader cuts rows into pieces."""
+UNCHECKED = " without checksums"
 
 Run = Callable[[], Sample]
 
@@ -65,8 +64,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             O_DIRECT preadv loop".
         engine: The reader's engine.
         direct: Whether the reader went past the page cache.
-        depth: The reader's depth, in pieces.
-        piece_bytes: Length of a piece.
+        depth: The reader's depth, in rows.
         fallback_count: Slower ways that the reader had to take.
         ratio: Median over the rounds of the reader's rate by the yardstick's.
         measurements: All samples.
@@ -77,7 +75,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     direct: bool
     depth: int
-    piece_bytes: int
     fallback_count: int
     ratio: float
     measurements: tuple[Measurement, ...]
@@ -101,21 +98,20 @@ def bench_store(
         # As long as fio gets to find its own.
         depth = tune_depth(reader, seconds=settings.seconds / 2, rounds=TUNING_ROUNDS)
         # As every run does, so that what it falls back to is counted.
-        reader.register(aligned_buffer(rows_for(depth, reader) * spec.row_bytes))
+        reader.register(aligned_buffer(rows_for(depth) * spec.row_bytes))
         name, yardstick, single = _yardstick(path, spec, settings, reader.engine)
         seconds = settings.seconds
-        full = partial(_run_store, path, seconds=seconds, in_flight=depth * reader.piece_bytes)
-        alone = partial(_run_store, path, seconds=seconds / 2, in_flight=0)
+        full = partial(_run_store, path, seconds=seconds, depth=depth)
+        alone = partial(_run_store, path, seconds=seconds / 2, depth=1, rows=1)
         runs: dict[str, Run] = {
             "store": full,
-            f"store{WHOLE}": partial(full, piece_bytes=spec.row_bytes),
             name: yardstick,
-            "store without checksums": partial(full, verify=False),
+            f"store{UNCHECKED}": partial(full, verify=False),
             f"page cache, cold, {POOL_THREADS} pread threads": partial(
                 _run_pool, path, spec, seconds
             ),
             f"store{SINGLE}": alone,
-            f"store{WHOLE}{SINGLE}": partial(alone, piece_bytes=spec.row_bytes),
+            f"store{UNCHECKED}{SINGLE}": partial(alone, verify=False),
             f"yardstick{SINGLE}": single,
         }
         samples = _rounds(runs, settings.rounds, progress)
@@ -125,7 +121,6 @@ def bench_store(
             engine=reader.engine,
             direct=reader.direct,
             depth=depth,
-            piece_bytes=reader.piece_bytes,
             fallback_count=reader.counters.fallback_count,
             ratio=_ratio(samples["store"], samples[name]).median,
             measurements=tuple(_measurements(samples, name, spec.row_bytes)),
@@ -159,23 +154,16 @@ def _test_pack(
 
 
 def _run_store(
-    path: Path,
-    *,
-    seconds: float,
-    in_flight: int,
-    piece_bytes: int = PIECE_BYTES,
-    verify: bool = True,
+    path: Path, *, seconds: float, depth: int, rows: int | None = None, verify: bool = True
 ) -> Sample:
-    """Read random rows with `in_flight` bytes at the kernel, or one after the other if that is 0.
+    """Read random rows, `rows` of them under way, by default enough for the kernel to have `depth`.
 
     Every run takes new memory, as fio does: where the machine happens to place it changes the
     rate, and would otherwise be drawn once for all runs of a kind.
     """
     order = random.Random()  # noqa: S311 - which rows are read is no secret
-    with PackReader([path], piece_bytes=piece_bytes, verify=verify) as reader:
-        # A row alone is in flight with all its pieces.
-        reader.set_depth(-(-(in_flight or reader.spec.row_bytes) // piece_bytes))
-        rows = rows_for(reader.depth, reader) if in_flight else 1
+    with PackReader([path], depth=depth, verify=verify) as reader:
+        rows = rows or rows_for(depth)
         region = aligned_buffer(rows * reader.spec.row_bytes)
         reader.register(region)
         keys: list[Key] = reader.written_keys()
@@ -284,10 +272,7 @@ def _measurements(
     for name, found in samples.items():
         if name != "store" and not name.endswith(SINGLE):
             yield _ratio(store, found, f"{rows}: store / {name}")
-    yield _ratio(
-        samples[f"store{WHOLE}"], samples[yardstick], f"{rows}: store{WHOLE} / {yardstick}"
-    )
-    for how in ("", WHOLE):
+    for how in ("", UNCHECKED):
         pairs = zip(samples[f"store{how}{SINGLE}"], samples[f"yardstick{SINGLE}"], strict=True)
         ratios = [ours.latency / theirs.latency for ours, theirs in pairs]
         yield measurement(f"{rows}: latency{SINGLE}, of store{how} / yardstick", "ratio", ratios)

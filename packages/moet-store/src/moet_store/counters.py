@@ -23,9 +23,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         read_p50_ms: Median time of a row from its first submission until it is verified, in
             milliseconds; None before the first.
         read_p99_ms: The 99th percentile of the same.
-        queue_depth: Reads that may be with the kernel at a time.
-        in_flight: Reads that are with the kernel.
-        queued: Reads that wait for their turn.
+        queue_depth: Rows that may be with the kernel at a time.
+        in_flight: Rows that are with the kernel.
+        queued: Rows, or rests of rows, that wait for their turn.
         retries: Reads repeated after EAGAIN, EINTR or a short count.
         fallback_count: Times that a slower way was taken for good: no io_uring, no O_DIRECT, no
             registered buffers.

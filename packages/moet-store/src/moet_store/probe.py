@@ -8,10 +8,10 @@ from moet_store.memory import aligned_buffer
 from moet_store.reader import PackReader
 from moet_store.rows import Key
 
-__all__ = ["ROWS", "rows_for", "throughput", "tune_depth"]
+__all__ = ["DEPTHS", "rows_for", "throughput", "tune_depth"]
 
-ROWS = (2, 4, 8)
-"""Rows under way at a time: with one alone the drive would idle while its checksum is computed."""
+DEPTHS = (2, 4, 8)
+"""Rows with the kernel: with one alone the drive would idle while its checksum is computed."""
 
 NEAR = 0.97
 """A smaller depth that reaches so much of the best is better: demand reads wait less behind it."""
@@ -20,8 +20,8 @@ NEAR = 0.97
 def tune_depth(reader: PackReader, *, seconds: float = 0.1, rounds: int = 5) -> int:
     """Measure depths in turn and set the smallest that is as good as the best.
 
-    Reads random rows for about `seconds * rounds * len(ROWS)`; nothing else may be reading. What it
-    read is not counted.
+    Reads random rows for about `seconds * rounds * len(DEPTHS)`; nothing else may be reading. What
+    it read is not counted.
 
     Args:
         reader: The reader to tune.
@@ -34,19 +34,18 @@ def tune_depth(reader: PackReader, *, seconds: float = 0.1, rounds: int = 5) -> 
     keys = reader.written_keys()
     if not keys:
         return reader.depth
-    pieces = -(-reader.spec.row_bytes // reader.piece_bytes)
     chosen: list[int] = []
-    for rows in ROWS:
-        reader.set_depth(rows * pieces)
+    for depth in DEPTHS:
+        reader.set_depth(depth)
         if reader.depth not in chosen:
             chosen.append(reader.depth)
     samples: dict[int, list[float]] = {depth: [] for depth in chosen}
-    region = aligned_buffer(rows_for(max(chosen), reader) * reader.spec.row_bytes)
+    region = aligned_buffer(rows_for(max(chosen)) * reader.spec.row_bytes)
     order = random.Random(0)  # noqa: S311 - which rows are read is no secret
     for _ in range(rounds):
         for depth in chosen:
             reader.set_depth(depth)
-            under_way = rows_for(depth, reader)
+            under_way = rows_for(depth)
             samples[depth].append(throughput(reader, keys, order, region, under_way, seconds))
     medians = {depth: statistics.median(found) for depth, found in samples.items()}
     best = max(medians.values())
@@ -97,6 +96,6 @@ def throughput(
     return done * row_bytes / elapsed
 
 
-def rows_for(depth: int, reader: PackReader) -> int:
-    """Return how many rows must be under way to keep `depth` pieces with the kernel."""
-    return -(-depth * reader.piece_bytes // reader.spec.row_bytes) + 1
+def rows_for(depth: int) -> int:
+    """Return how many rows must be under way to keep `depth` of them with the kernel."""
+    return depth + 1

@@ -1,9 +1,9 @@
 """Reads rows of packs: many at a time, straight into their destinations, verified.
 
 Submitting, polling and waiting are separate calls, and a row's place in memory is the caller's
-choice. A row is read in pieces: they arrive side by side, and the checksum of the first is computed
-while the last is still on its way. The kernel is given new reads before each piece is hashed.
-Pieces that somebody waits for go before prefetches, with the kernel and with the checksum.
+choice. A row is two requests, one after the other: most of it first, whose checksum is computed
+while the rest is on its way. The kernel is given new reads before each stretch is hashed. Rows that
+somebody waits for go before prefetches, with the kernel and with the checksum.
 """
 
 import errno
@@ -16,28 +16,35 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from moet_core.errors import ConfigError
 from moet_core.row import ROW_ALIGNMENT
 from moet_store.counters import Counters
 from moet_store.direct import PackFile
 from moet_store.engines import Engine, EngineName, open_engine
 from moet_store.errors import PackError, PackErrorKind
 from moet_store.pack import Pack, open_pack
-from moet_store.rows import Completion, Key, Piece, Row, row_buffer
+from moet_store.rows import Completion, Key, Row, row_buffer
 from moet_store.spec import PackSpec
 from moet_store.stripes import Stripes
 
-__all__ = ["DEFAULT_DEPTH", "Completion", "Key", "PackReader"]
+__all__ = ["Completion", "Key", "PackReader"]
 
-PIECE_BYTES = 2**21
-"""One read for the kernel: short, so that its checksum hides behind the next one."""
+ONE_REQUEST_BYTES = 2**20
+"""Up to this length a row is one request: a second would cost more time than it hides."""
 
-DEFAULT_DEPTH = 16
-"""Pieces with the kernel at a time, where no probe has found a better number."""
+REST_SHARE = 4
+"""The second request is one in so many of a row's bytes: memory is hashed three to five times as
+fast as drives of 2 GB/s deliver."""
+
+HASH_BYTES = 2**21
+"""Hashed at once, so that the next read never waits longer than that takes."""
+
+DEFAULT_BYTES = 2**25
+DEFAULT_DEPTHS = (4, 16)
+"""Where no probe has found a better number: rows of `DEFAULT_BYTES`, within these bounds."""
 
 MAX_DEPTH = 128
 MAX_ATTEMPTS = 32
-"""How often a piece is tried again after EAGAIN, EINTR or a short count without an end in sight."""
+"""How often a read is tried again after EAGAIN, EINTR or a short count without an end in sight."""
 
 WAIT_SECONDS = 1.0
 
@@ -49,15 +56,13 @@ class PackReader:
         paths: The pack files: one, or every stripe; several files of one stripe are mirrors.
         wanted: What the packs must be; None accepts any, if they belong together.
         engine: "auto", "io_uring" or "pread".
-        depth: Pieces with the kernel at a time; `moet_store.probe.tune_depth` finds one.
-        piece_bytes: Longest read for the kernel, a multiple of 4096; a row is read in as many as it
-            takes.
+        depth: Rows with the kernel at a time; None takes 32 MiB of them, but 4 to 16.
+            `moet_store.probe.tune_depth` finds a number for a drive.
         direct: Read past the page cache where the file system can.
         verify: Check every row against its checksum. Without it damage is served unnoticed.
         partial: Accept that stripes are missing; their rows cannot be read.
 
     Raises:
-        ConfigError: `piece_bytes` is no multiple of 4096.
         PackError: What is wrong with a file; STRIPES; UNAVAILABLE.
     """
 
@@ -67,33 +72,27 @@ class PackReader:
         *,
         wanted: PackSpec | None = None,
         engine: EngineName | Engine = "auto",
-        depth: int = DEFAULT_DEPTH,
-        piece_bytes: int = PIECE_BYTES,
+        depth: int | None = None,
         direct: bool = True,
         verify: bool = True,
         partial: bool = False,
     ) -> None:
-        if piece_bytes <= 0 or piece_bytes % ROW_ALIGNMENT:
-            raise ConfigError(
-                f"piece_bytes: wanted a multiple of {ROW_ALIGNMENT}, found {piece_bytes}; leave it "
-                f"out for {PIECE_BYTES}."
-            )
         packs = [open_pack(path, wanted) for path in paths]
         self._stripes: Stripes[PackFile] = Stripes(packs, partial=partial)
         self.spec = self._stripes.spec
         self.counters = Counters(self.spec.row_bytes)
         self.verify = verify
-        self.piece_bytes = piece_bytes
+        self._first = _first_request(self.spec.row_bytes) if verify else self.spec.row_bytes
         self._engine = (
             open_engine(engine, MAX_DEPTH, self.counters) if isinstance(engine, str) else engine
         )
-        self.set_depth(depth)
+        self.set_depth(_default_depth(self.spec.row_bytes) if depth is None else depth)
         self._tickets = itertools.count()
         self._rows: dict[int, Row] = {}
-        self._pieces: dict[int, Piece] = {}
-        self._tags = itertools.count()
-        self._demand: deque[Piece] = deque()
-        self._prefetch: deque[Piece] = deque()
+        # Rows by ticket that the kernel reads, one request each.
+        self._reading: dict[int, Row] = {}
+        self._demand: deque[Row] = deque()
+        self._prefetch: deque[Row] = deque()
         # Rows of which something has arrived, or failed, that nobody has looked at.
         self._ready: dict[int, Row] = {}
         self._ended: list[Completion] = []
@@ -133,11 +132,11 @@ class PackReader:
 
     @property
     def depth(self) -> int:
-        """Pieces that may be with the kernel at a time."""
+        """Rows that may be with the kernel at a time."""
         return self.counters.queue_depth
 
     def set_depth(self, depth: int) -> None:
-        """Change the number of pieces that may be with the kernel; its bounds are applied."""
+        """Change the number of rows that may be with the kernel; its bounds are applied."""
         self.counters.queue_depth = max(1, min(depth, self._engine.entries))
 
     def register(self, region: memoryview) -> None:
@@ -202,8 +201,9 @@ class PackReader:
         row = self._rows.get(ticket)
         if row is not None and row.prefetch:
             row.prefetch = False
-            self._demand.extend(piece for piece in self._prefetch if piece.row is row)
-            self._prefetch = deque(piece for piece in self._prefetch if piece.row is not row)
+            if row in self._prefetch:
+                self._prefetch.remove(row)
+                self._demand.append(row)
 
     def poll(self) -> list[Completion]:
         """Return the reads that ended since the last call, without waiting for any."""
@@ -233,10 +233,10 @@ class PackReader:
         """Wait for what the kernel holds, drop what it does not, and close the files."""
         self._demand.clear()
         self._prefetch.clear()
-        while self._pieces:
+        while self._reading:
             self._engine.wait(WAIT_SECONDS)
-            for tag, _ in self._engine.reap():
-                del self._pieces[tag]
+            for ticket, _ in self._engine.reap():
+                del self._reading[ticket]
         self._engine.close()
         for file in self._files:
             file.close()
@@ -285,32 +285,29 @@ class PackReader:
     def _enqueue(self, row: Row) -> None:
         # Of mirrors the one with the least to do.
         row.files.sort(key=lambda file: file.load)
-        row.restart()
-        pieces = self._prefetch if row.prefetch else self._demand
-        for start in range(0, self.spec.row_bytes, self.piece_bytes):
-            pieces.append(Piece(row, start, min(start + self.piece_bytes, self.spec.row_bytes)))
         row.files[0].load += 1
+        row.restart()
+        self._queue(row).append(row)
+
+    def _queue(self, row: Row) -> deque[Row]:
+        return self._prefetch if row.prefetch else self._demand
 
     def _fill(self) -> None:
-        """Give the kernel as many pieces as it may have, those that somebody waits for first."""
-        free = self.depth - len(self._pieces)
+        """Give the kernel as many rows as it may have, those that somebody waits for first."""
+        free = self.depth - len(self._reading)
         now = time.perf_counter()
         while free > 0 and (self._demand or self._prefetch):
-            piece = (self._demand or self._prefetch).popleft()
-            row = piece.row
-            if row.error is not None:
-                continue
+            row = (self._demand or self._prefetch).popleft()
             if row.started is None:
                 row.started = now
-            row.in_flight += 1
-            tag = next(self._tags)
-            self._pieces[tag] = piece
-            target = row.buffer[piece.at : piece.stop]
-            place = piece.file.pack.spec.offset(*row.key) + piece.at
-            self._engine.start(tag, piece.file.fd, target, place)
+            row.stop = self._first if row.arrived < self._first else self.spec.row_bytes
+            self._reading[row.ticket] = row
+            file = row.files[0]
+            place = file.pack.spec.offset(*row.key) + row.arrived
+            self._engine.start(row.ticket, file.fd, row.buffer[row.arrived : row.stop], place)
             free -= 1
         self._engine.submit()
-        self.counters.in_flight = len(self._pieces)
+        self.counters.in_flight = len(self._reading)
         self.counters.queued = len(self._demand) + len(self._prefetch)
 
     def _advance(self) -> None:
@@ -321,82 +318,72 @@ class PackReader:
 
     def _take(self) -> None:
         """Take what has arrived, and keep the kernel busy."""
-        for tag, result in self._engine.reap():
-            piece = self._pieces.pop(tag)
-            piece.row.in_flight -= 1
-            self._settle(piece, result)
-            self._ready[piece.row.ticket] = piece.row
+        for ticket, result in self._engine.reap():
+            row = self._reading.pop(ticket)
+            self._settle(row, result)
+            if row.error is not None or row.hashed < row.arrived:
+                self._ready[ticket] = row
         self._fill()
 
     def _check(self, row: Row) -> None:
-        """Take the checksum of a row one piece further, and end the row if it has ended.
+        """Take the checksum of a row one stretch further, and end the row if it has ended.
 
-        One piece, and then the kernel again: no more than that ever delays the next read.
+        One stretch, and then the kernel again: no more than that ever delays the next read.
         """
-        if row.error is None and row.hashed in row.arrived:
-            row.hash_piece(self.verify)
-        if row.error is not None or row.hashed not in row.arrived:
+        if row.error is None:
+            row.hash_stretch(HASH_BYTES, self.verify)
+        if row.error is not None or row.hashed == row.arrived:
             del self._ready[row.ticket]
-            self._finish(row)
+            if row.error is not None or row.hashed == self.spec.row_bytes:
+                self._finish(row)
         self._take()
 
-    def _settle(self, piece: Piece, result: int) -> None:
-        """Decide what the kernel's answer means for a piece."""
-        row, begin, before = piece.row, piece.at, piece.attempts
+    def _settle(self, row: Row, result: int) -> None:
+        """Decide what the kernel's answer means for a row."""
+        file = row.files[0]
         if result > 0:
-            piece.at += result
-            if piece.at >= piece.stop:
-                row.arrived[piece.start] = piece.stop
-                return
-            piece.attempts = 0
-            if piece.file.direct:
+            arrived = row.arrived + result
+            if arrived < row.stop and file.direct:
                 # The rest must begin on a sector again; less than one is no progress.
-                piece.at = piece.at // ROW_ALIGNMENT * ROW_ALIGNMENT
-                piece.attempts = before if piece.at == begin else 0
-            self._again(piece, PackErrorKind.ROW_SHORT, f"{piece.stop - piece.at} bytes fewer")
+                arrived = arrived // ROW_ALIGNMENT * ROW_ALIGNMENT
+            if arrived > row.arrived:
+                row.attempts = 0
+            row.arrived = arrived
+            if arrived < row.stop:
+                self._again(row, PackErrorKind.ROW_SHORT, f"{row.stop - arrived} bytes fewer")
+            elif arrived < self.spec.row_bytes:
+                # Before rows that have not begun: this one is nearly there.
+                self._queue(row).appendleft(row)
         elif result == 0:
-            found = f"the file's end {piece.at} bytes into the row"
-            self._fail(piece, PackErrorKind.ROW_SHORT, found)
+            found = f"the file's end {row.arrived} bytes into the row"
+            self._fail(row, PackErrorKind.ROW_SHORT, found)
         elif -result in (errno.EAGAIN, errno.EINTR):
-            self._again(piece, PackErrorKind.IO, os.strerror(-result))
-        elif -result in (errno.EINVAL, errno.EOPNOTSUPP) and piece.file.can_fall_back:
-            piece.file.fall_back(os.strerror(-result))
-            self._requeue(piece)
+            self._again(row, PackErrorKind.IO, os.strerror(-result))
+        elif -result in (errno.EINVAL, errno.EOPNOTSUPP) and file.can_fall_back:
+            file.fall_back(os.strerror(-result))
+            self._queue(row).appendleft(row)
         else:
-            self._fail(piece, PackErrorKind.IO, os.strerror(-result))
+            self._fail(row, PackErrorKind.IO, os.strerror(-result))
 
-    def _again(self, piece: Piece, kind: PackErrorKind, found: str) -> None:
+    def _again(self, row: Row, kind: PackErrorKind, found: str) -> None:
         self.counters.retries += 1
-        piece.attempts += 1
-        if piece.attempts > MAX_ATTEMPTS:
-            self._fail(piece, kind, f"{found}, {piece.attempts} times")
+        row.attempts += 1
+        if row.attempts > MAX_ATTEMPTS:
+            self._fail(row, kind, f"{found}, {row.attempts} times")
         else:
-            self._requeue(piece)
+            self._queue(row).appendleft(row)
 
-    def _requeue(self, piece: Piece) -> None:
-        (self._prefetch if piece.row.prefetch else self._demand).appendleft(piece)
-
-    def _fail(self, piece: Piece, kind: PackErrorKind, found: str) -> None:
+    def _fail(self, row: Row, kind: PackErrorKind, found: str) -> None:
         self.counters.io_errors += 1
         advice = "See the kernel's log; moet pack verify names every bad row."
-        wanted = f"{self.spec.row_bytes} bytes"
-        piece.row.error = piece.row.error or piece.row.failure(kind, wanted, found, advice)
+        row.error = row.failure(kind, f"{self.spec.row_bytes} bytes", found, advice)
 
     def _finish(self, row: Row) -> None:
-        """End a row if all of it has arrived and was hashed, or if it failed."""
-        if row.error is None:
-            if row.hashed < self.spec.row_bytes:
-                return
-            if self.verify and not row.matches():
-                self.counters.checksum_errors += 1
-        # The kernel may still write into the buffer of a row that failed.
-        if row.in_flight:
-            return
+        """End a row that is whole or has failed; a mirror that was not tried is tried first."""
+        if row.error is None and self.verify and not row.matches():
+            self.counters.checksum_errors += 1
         row.files.pop(0).load -= 1
         if row.error is not None and row.files:
-            # What is still queued of the row would be read from the file that failed.
-            self._demand = deque(piece for piece in self._demand if piece.row is not row)
-            self._prefetch = deque(piece for piece in self._prefetch if piece.row is not row)
             self._enqueue(row)
             return
         del self._rows[row.ticket]
@@ -405,3 +392,15 @@ class PackReader:
             self.counters.rows_read += 1
             self.counters.latencies.append(time.perf_counter() - row.started)
         self._ended.append(Completion(row.ticket, row.key, row.error))
+
+
+def _first_request(row_bytes: int) -> int:
+    """Return how much of a row its first request reads; the second reads the rest."""
+    if row_bytes <= ONE_REQUEST_BYTES:
+        return row_bytes
+    return row_bytes - row_bytes // REST_SHARE // ROW_ALIGNMENT * ROW_ALIGNMENT
+
+
+def _default_depth(row_bytes: int) -> int:
+    least, most = DEFAULT_DEPTHS
+    return max(least, min(most, DEFAULT_BYTES // row_bytes))

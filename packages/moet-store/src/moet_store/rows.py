@@ -10,7 +10,7 @@ from moet_store.errors import PackError, PackErrorKind
 from moet_store.manifest import row_hasher
 from moet_store.memory import address_of
 
-__all__ = ["Completion", "Key", "Piece", "Row", "row_buffer"]
+__all__ = ["Completion", "Key", "Row", "row_buffer"]
 
 Key = tuple[int, int]
 """Model layer and expert."""
@@ -25,19 +25,28 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 class Row:
-    """A row under way; `files` are those not yet tried, the current one first."""
+    """A row under way.
+
+    Attributes:
+        files: Those not yet tried, the current one first.
+        arrived: Bytes from the row's start that are in `buffer`.
+        stop: Where the request that reads the next ones ends.
+        hashed: Bytes from the row's start that are part of the checksum.
+        attempts: Requests in a row that brought nothing.
+    """
 
     __slots__ = (
         "arrived",
+        "attempts",
         "buffer",
         "error",
         "files",
         "hashed",
         "hasher",
-        "in_flight",
         "key",
         "prefetch",
         "started",
+        "stop",
         "ticket",
         "wanted",
     )
@@ -55,14 +64,12 @@ class Row:
         """Forget what has arrived: the row is read from the first of `files`."""
         self.wanted = self.files[0].pack.manifest.digest(*self.key)
         self.hasher = row_hasher(*self.key)
-        self.arrived: dict[int, int] = {}
-        self.hashed = 0
-        self.in_flight = 0
+        self.arrived = self.stop = self.hashed = self.attempts = 0
         self.error: PackError | None = None
 
-    def hash_piece(self, verify: bool) -> None:
-        """Take the checksum past the piece that comes next; it must have arrived."""
-        stop = self.arrived.pop(self.hashed)
+    def hash_stretch(self, most: int, verify: bool) -> None:
+        """Take the checksum up to `most` bytes further into what has arrived."""
+        stop = min(self.hashed + most, self.arrived) if verify else self.arrived
         if verify:
             self.hasher.update(self.buffer[self.hashed : stop])
         self.hashed = stop
@@ -89,19 +96,6 @@ class Row:
             layer=layer,
             expert=expert,
         )
-
-
-class Piece:
-    """Bytes `at` to `stop` of a row that are still to be read."""
-
-    __slots__ = ("at", "attempts", "file", "row", "start", "stop")
-
-    def __init__(self, row: Row, start: int, stop: int) -> None:
-        self.row = row
-        self.file = row.files[0]
-        self.start = self.at = start
-        self.stop = stop
-        self.attempts = 0
 
 
 def row_buffer(buffer: Any, row_bytes: int, key: Key) -> memoryview:
