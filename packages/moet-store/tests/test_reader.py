@@ -85,7 +85,7 @@ def read_one(reader, key, **options):
 
 @pytest.fixture
 def big(make_pack):
-    """Write a pack whose rows are two requests, hashed in three stretches: 5 MiB and a bit."""
+    """Write a pack of rows of 5 MiB and a bit: alone two requests, hashed in three stretches."""
     return make_pack(layers=(4,), experts=2, payload_bytes=5 * MIB + 5)
 
 
@@ -115,7 +115,9 @@ def test_rows_of_two_requests(big, row_of, engine, direct):
         (7 * MIB, False, [7 * MIB]),
     ],
 )
-def test_long_rows_are_two_requests_one_after_the_other(make_pack, row_bytes, verify, lengths):
+def test_long_rows_alone_are_two_requests_one_after_the_other(
+    make_pack, row_bytes, verify, lengths
+):
     path, spec = make_pack(layers=(4,), experts=2, payload_bytes=row_bytes)
     engine, found, at = ByHand(), [], spec.offset(4, 1)
     with PackReader([path], engine=engine, verify=verify) as reader:
@@ -150,9 +152,40 @@ def test_the_rest_of_a_row_goes_before_rows_that_have_not_begun(big):
     engine = ByHand()
     with PackReader([path], engine=engine, depth=1) as reader:
         buffers = [aligned_buffer(spec.row_bytes) for _ in range(2)]
-        tickets = reader.submit([(4, 0), (4, 1)], buffers)
-        assert [completion.ticket for completion in reader.wait_any()] == tickets[:1]
+        (early,) = reader.submit([(4, 0)], buffers[:1])
+        reader.submit([(4, 1)], buffers[1:])
+        assert [completion.ticket for completion in reader.wait_any()] == [early]
         assert len(engine.started) == 1
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_rows_beside_others_are_one_request(big, together, depth):
+    path, spec = big
+    engine, lengths = ByHand(), {}
+    with PackReader([path], engine=engine, depth=depth) as reader:
+        buffers = [aligned_buffer(spec.row_bytes) for _ in range(2)]
+        if together:
+            reader.submit([(4, 0), (4, 1)], buffers)
+        else:
+            reader.submit([(4, 0)], buffers[:1])
+            reader.submit([(4, 1)], buffers[1:])
+        while engine.started:
+            _, _, buffer, offset = engine.started[0]
+            lengths[offset] = len(buffer)
+            engine.finish()
+            reader.poll()
+    first, second = (spec.offset(4, expert) for expert in range(2))
+    rest = 320 * 4096
+    if together and depth == 2:
+        assert lengths == {first: spec.row_bytes, second: spec.row_bytes}
+    elif together:
+        # The second is alone when its turn comes.
+        split = {second: spec.row_bytes - rest, second + spec.row_bytes - rest: rest}
+        assert lengths == {first: spec.row_bytes, **split}
+    else:
+        split = {first: spec.row_bytes - rest, first + spec.row_bytes - rest: rest}
+        assert {key: lengths[key] for key in split} == split
 
 
 def test_a_demand_goes_before_the_rest_of_a_prefetch(big):
@@ -472,14 +505,14 @@ def test_the_kernel_is_kept_busy_before_every_stretch_is_hashed(big, hashed):
     look, depths = hashed
     engine = ByHand()
     with PackReader([path], engine=engine, depth=2) as reader:
-        keys = [(4, 0), (4, 1), (4, 0)]
+        keys = [(4, 0), (4, 1), (4, 0), (4, 1)]
         reader.submit(keys, [aligned_buffer(spec.row_bytes) for _ in keys])
         # While a stretch is hashed another read ends, as reads do.
         look.append(lambda _: (len(engine.started), bool(engine.started) and engine.finish())[0])
         engine.finish()
         engine.finish()
-        assert [completion.error for completion in reader.wait()] == [None, None, None]
-    assert depths == [2, 2, 1, 1, 0, 0, 0, 0, 0]
+        assert [completion.error for completion in reader.wait()] == [None] * 4
+    assert depths == [2, 1] + [0] * 10
 
 
 def test_rows_that_somebody_waits_for_are_hashed_first(big, hashed):

@@ -1,9 +1,10 @@
 """Reads rows of packs: many at a time, straight into their destinations, verified.
 
 Submitting, polling and waiting are separate calls, and a row's place in memory is the caller's
-choice. A row is two requests, one after the other: most of it first, whose checksum is computed
-while the rest is on its way. The kernel is given new reads before each stretch is hashed. Rows that
-somebody waits for go before prefetches, with the kernel and with the checksum.
+choice. Rows are hashed while others arrive, and the kernel is given new reads before each stretch
+is hashed. A row without others is two requests, one after the other: most of it first, whose
+checksum is computed while the rest is on its way. Rows that somebody waits for go before
+prefetches, with the kernel and with the checksum.
 """
 
 import errno
@@ -29,7 +30,7 @@ from moet_store.stripes import Stripes
 __all__ = ["Completion", "Key", "PackReader"]
 
 ONE_REQUEST_BYTES = 2**20
-"""Up to this length a row is one request: a second would cost more time than it hides."""
+"""Up to this length a row alone is one request too: a second would cost more time than it hides."""
 
 REST_SHARE = 4
 """The second request is one in so many of a row's bytes: memory is hashed three to five times as
@@ -300,7 +301,8 @@ class PackReader:
             row = (self._demand or self._prefetch).popleft()
             if row.started is None:
                 row.started = now
-            row.stop = self._first if row.arrived < self._first else self.spec.row_bytes
+            alone = not (self._reading or self._demand or self._prefetch)
+            row.stop = self._first if alone and row.arrived < self._first else self.spec.row_bytes
             self._reading[row.ticket] = row
             file = row.files[0]
             place = file.pack.spec.offset(*row.key) + row.arrived
@@ -395,7 +397,7 @@ class PackReader:
 
 
 def _first_request(row_bytes: int) -> int:
-    """Return how much of a row its first request reads; the second reads the rest."""
+    """Return how much of a row alone its first request reads; the second reads the rest."""
     if row_bytes <= ONE_REQUEST_BYTES:
         return row_bytes
     return row_bytes - row_bytes // REST_SHARE // ROW_ALIGNMENT * ROW_ALIGNMENT
