@@ -9,6 +9,7 @@ profile the GPU time of each kernel of those steps.
 bits    every logit of pools, fine tier and gate, as `served.identity` compares them.
 same    the same of the engines that the other parts have anyway.
 pool    a pool that holds every expert against the engine that needs none.
+passes  the GPU's time of the forward passes of those.
 misses  pools of 25 and 50 % over an arena of half the rows over packs on the disk, and stock vLLM
         with the same GPU memory for experts and the rest offloaded; prompts that stream.
 gate    a gate that never fires, and one that fires at 10 and 30 % of the steps.
@@ -213,8 +214,11 @@ def pool(run: Run) -> None:
                 if counts:
                     run.add(f"experts missed: {name}, {streams} streams", "count", counts["missed"])
         run.write()
-    _forward_times(run, names, POOL_STREAMS)
-    run.write()
+
+
+def passes(run: Run) -> None:
+    """Time the GPU's part of decode steps over pools: what a pool adds to the forward pass."""
+    _forward_times(run, ("w2", "pool of all", "pool of 95 %"), POOL_STREAMS)
 
 
 def pool_specs(run: Run) -> list[Spec]:
@@ -344,6 +348,7 @@ PARTS = {
     "bits": (bits_specs, bits),
     "same": (lambda run: [], bits),
     "pool": (pool_specs, pool),
+    "passes": (pool_specs, passes),
     "misses": (misses_specs, misses),
     "gate": (gate_specs, gate),
 }
