@@ -121,7 +121,7 @@ class SlotPool:
         self._all_marks.zero_()
         self._tokens = min(tokens, self.recorded)
         if self._tokens:
-            self._records[: self._tokens] = self.wanted.numel()
+            self._records[: self._tokens].fill_(self.wanted.numel())
         self.copies.now().hold(self._looks)
 
     def record(self, layer: int, topk_ids: Tensor) -> None:
