@@ -54,7 +54,9 @@ def test_sm120_is_refused_elsewhere(monkeypatch, capability):
 
 
 def test_an_unknown_backend_is_an_error_that_names_the_known_ones(monkeypatch):
-    with pytest.raises(ConfigError, match=r"one of reference, portable, sm120, got 'cuda'"):
+    with pytest.raises(
+        ConfigError, match=r"one of reference, portable, sm120-e4m3, sm120, got 'cuda'"
+    ):
         arch.choose_backend(on(monkeypatch, (9, 0)), "cuda")
 
 
@@ -62,7 +64,9 @@ def test_the_operation_asks_for_the_backend_it_is_given():
     pool = torch.zeros(1, 4096, dtype=torch.uint8)
     ids, slot_of = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int32)
     args = torch.zeros(1, 64), torch.ones(1, 1), ids, pool, slot_of
-    with pytest.raises(ConfigError, match="one of reference, portable, sm120, got 'cuda'"):
+    with pytest.raises(
+        ConfigError, match="one of reference, portable, sm120-e4m3, sm120, got 'cuda'"
+    ):
         experts(*args, hidden=64, intermediate=32, backend="cuda")
 
 

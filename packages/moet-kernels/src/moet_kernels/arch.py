@@ -19,7 +19,7 @@ __all__ = [
     "usable_backends",
 ]
 
-BACKENDS = ("reference", "portable", "sm120")
+BACKENDS = ("reference", "portable", "sm120-e4m3", "sm120")
 """Backends of `moet_kernels.experts`, the last one that runs being the default."""
 
 _PORTABLE_SINCE = (8, 0)
@@ -99,7 +99,7 @@ def _refusal(backend: str, x: Tensor) -> str | None:
         return None
     found = capability(x.device)
     what = f"device {x.device}" if found is None else "sm_{}{}".format(*found)
-    if backend == "sm120" and not runs_sm120(x.device):
+    if backend.startswith("sm120") and not runs_sm120(x.device):
         return f"needs an NVIDIA GPU of sm_120, got {what}"
     if not runs_portable(x.device):
         return f"needs an NVIDIA GPU of sm_80 or newer, got {what}"

@@ -59,10 +59,11 @@ def experts(
         wanted: uint8 [E]; set to 1 for every expert routed to, absent or not.
         fine: A second tier, preferred for experts that have a slot in it; present experts of the
             pool serve the others.
-        backend: "reference", "portable" or "sm120"; by default, for bfloat16, sm120 on sm_120 and
-            portable on other NVIDIA GPUs of sm_80 and newer, else reference. sm120 computes layers
-            of more than 16 tokens as portable does, and by default also rows that it has no kernel
-            for; asked for by name, it refuses those.
+        backend: "reference", "portable", "sm120" or "sm120-e4m3"; by default, for bfloat16, sm120
+            on sm_120 and portable on other NVIDIA GPUs of sm_80 and newer, else reference. sm120
+            computes layers of more than 16 tokens as portable does, and by default also rows that
+            it has no kernel for; asked for by name, it refuses those. It takes the activations of
+            w2 rows in bfloat16; sm120-e4m3 rounds those to E4M3 too.
 
     Only the reference waits for the device: the others cannot refuse ids out of range, but such
     an id adds to `missing` as an absent expert does.
@@ -249,9 +250,11 @@ def _gpu_layer(
     from moet_kernels.sm120.trust import layer_on
 
     sm120 = layer_on(x.device)
+    if sm120 is not None and backend == "sm120-e4m3":
+        sm120 = sm120.quantising()
     refusal = "has no kernel that may be used" if sm120 is None else sm120.refusal(*layouts)
-    if refusal and backend == "sm120":
-        raise ConfigError(f"The backend sm120 {refusal}. Usable here: portable, reference.")
+    if refusal and backend is not None:
+        raise ConfigError(f"The backend {backend} {refusal}. Usable here: portable, reference.")
     return portable if refusal or sm120 is None or not sm120.takes(topk_ids) else sm120
 
 

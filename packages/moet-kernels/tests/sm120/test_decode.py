@@ -7,7 +7,9 @@ import pytest
 from moet_kernels.sass.emulate import emulate
 from moet_kernels.sass.errors import EmulationError, Fault
 from moet_kernels.sass.tools import have_tools
-from moet_kernels.sm120.cases import CODECS, launch_of, make_case, mistake, run_case
+from moet_kernels.sm120 import cases, cases_bf16
+from moet_kernels.sm120.cases import CODECS, make_case
+from moet_kernels.sm120.cases_bf16 import make_bf16_case
 from moet_kernels.sm120.write import KERNELS
 
 WHOLE = [kernel for kernel in KERNELS if kernel.steps == 4]
@@ -18,14 +20,21 @@ needs_nvdisasm = pytest.mark.skipif(not have_tools("nvdisasm"), reason="nvdisasm
 
 def case_of(kernel, k, *, exact, n=96, counts=COUNTS, seed=0, limit=np.inf):
     hidden, intermediate = (n, k) if kernel.down else (k, n)
-    codec = CODECS[kernel.codec]
+    shape = hidden, intermediate, counts, seed
     options = {"down": kernel.down, "exact": exact, "limit": limit}
-    return make_case(codec, hidden, intermediate, counts, seed, **options)
+    if kernel.codec == "bf16":
+        return make_bf16_case(*shape, **options)
+    return make_case(CODECS[kernel.codec], *shape, **options)
+
+
+def of(kernel):
+    """What runs and judges a kernel's cases."""
+    return cases_bf16 if kernel.codec == "bf16" else cases
 
 
 def check(programs, kernel, case):
-    found = run_case(programs(kernel.name), case)
-    assert mistake(case, found) is None
+    found = of(kernel).run_case(programs(kernel.name), case)
+    assert of(kernel).mistake(case, found) is None
     return found
 
 
@@ -59,7 +68,7 @@ def test_every_kind_of_last_tile(programs, kernel, n):
 @pytest.mark.parametrize("exact", [True, False])
 def test_every_cubin_gives_the_same_bytes(programs, kernel, variant, exact):
     case = case_of(kernel, 288 * kernel.steps, exact=exact, limit=3.0)
-    found = run_case(programs(kernel.name, variant), case)
+    found = of(kernel).run_case(programs(kernel.name, variant), case)
     for name, value in check(programs, kernel, case).items():
         assert found[name].tobytes() == value.tobytes(), name
 
@@ -73,7 +82,9 @@ def test_a_vector_alone_and_among_others_has_the_same_bits(programs, kernel):
         groups["count"] = 1
         for name in ("pair", "token"):
             groups[name][0, 0] = case.groups[name][0, place]
-        alone = run_case(programs(kernel.name), msgspec.structs.replace(case, groups=groups))
+        alone = of(kernel).run_case(
+            programs(kernel.name), msgspec.structs.replace(case, groups=groups)
+        )
         pair = groups["pair"][0, 0]
         for name in set(together) - {"written"}:
             assert (alone[name][pair] == together[name][pair]).all(), (place, name)
@@ -84,10 +95,11 @@ def test_only_the_rows_of_a_group_are_written(programs, kernel):
     case = case_of(kernel, k, exact=True, counts=(3, 2, 4))
     groups = case.groups.copy()
     groups["count"][1] = 0
-    found = run_case(programs(kernel.name), msgspec.structs.replace(case, groups=groups))
+    found = of(kernel).run_case(programs(kernel.name), msgspec.structs.replace(case, groups=groups))
     kept = np.ones(len(case.expected), bool)
     kept[case.groups["pair"][1, :2]] = False
-    parts = found["written"][: case.expected.size * (4 if kernel.down else 1)]
+    size = 4 if kernel.down else 2 if kernel.codec == "bf16" else 1
+    parts = found["written"][: case.expected.size * size]
     assert (parts.reshape(len(kept), -1).all(axis=1) == kept).all()
     assert (parts.reshape(len(kept), -1).any(axis=1) == kept).all()
 
@@ -98,13 +110,16 @@ def test_only_the_vectors_of_a_group_are_read(programs, kernel):
     used = case.groups["pair" if kernel.down else "token"][0, :2]
     groups = case.groups.copy()
     groups["count"][1] = 0
-    launch, buffers = launch_of(msgspec.structs.replace(case, groups=groups))
-    for buffer, size in ((buffers[1], k), (buffers[2], k // 32)):
+    launch, buffers = of(kernel).launch_of(msgspec.structs.replace(case, groups=groups))
+    inputs = [(buffers[1], k), (buffers[2], k // 32)]
+    if kernel.codec == "bf16":
+        inputs = [(buffers[1], 2 * k)]
+    for buffer, size in inputs:
         rows = buffer.written.reshape(-1, size)
         rows[:] = False
         rows[used] = True
     emulate(programs(kernel.name), launch, buffers)
-    assert buffers[4].written.any()
+    assert buffers[3 if kernel.codec == "bf16" else 4].written.any()
 
 
 def test_a_row_outside_of_the_pool_is_an_error(programs, kernel):
@@ -112,23 +127,45 @@ def test_a_row_outside_of_the_pool_is_an_error(programs, kernel):
     groups = case.groups.copy()
     groups["row"] = 1
     with pytest.raises(EmulationError) as caught:
-        run_case(programs(kernel.name), msgspec.structs.replace(case, groups=groups))
+        of(kernel).run_case(programs(kernel.name), msgspec.structs.replace(case, groups=groups))
     assert caught.value.fault == Fault.OUT_OF_BOUNDS
 
 
+GATE_UP = [kernel for kernel in WHOLE if not kernel.down and kernel.codec in ("w2", "bf16")]
+
+
+@pytest.mark.parametrize("kernel", GATE_UP, ids=lambda k: k.name)
 @pytest.mark.parametrize("limit", [0.5, 4.0])
-def test_gate_and_up_are_clamped(programs, limit):
-    kernel = WHOLE[0]
+def test_gate_and_up_are_clamped(programs, kernel, limit):
     case = case_of(kernel, 256, exact=False, limit=limit)
     check(programs, kernel, case)
     unlimited = msgspec.structs.replace(case, limit=np.inf)
-    assert mistake(case, run_case(programs(kernel.name), unlimited)) is not None
+    assert of(kernel).mistake(case, of(kernel).run_case(programs(kernel.name), unlimited))
 
 
-def test_a_wrong_result_is_described():
+@pytest.mark.parametrize("judge", [cases, cases_bf16])
+def test_a_wrong_result_is_described(judge):
     case = case_of(WHOLE[1], 128, exact=True, counts=(2,))
     parts = case.expected.astype(np.float32)
-    assert mistake(case, {"parts": parts}) is None
+    assert judge.mistake(case, {"parts": parts}) is None
     parts[1, 5] += 1
-    assert mistake(case, {"parts": parts}).startswith("element [1, 5] is ")
-    assert "(1 of 192 differ)" in mistake(case, {"parts": parts})
+    assert judge.mistake(case, {"parts": parts}).startswith("element [1, 5] is ")
+    assert "(1 of 192 differ)" in judge.mistake(case, {"parts": parts})
+    parts[1, 5] = np.nan
+    assert judge.mistake(case, {"parts": parts}).startswith("element [1, 5] is nan")
+
+
+@pytest.mark.parametrize("kernel", GATE_UP, ids=lambda k: k.name)
+@pytest.mark.parametrize("limit", [7.0, np.inf])
+def test_a_vector_that_is_not_a_number_stays_one(programs, kernel, limit):
+    case = case_of(kernel, 256, exact=True, counts=(3,), limit=limit)
+    vectors = case.vectors.copy()
+    bad = int(case.groups["token"][0, 1])
+    vectors[bad, 40] = 0x7FC0 if kernel.codec == "bf16" else 0x7F
+    found = of(kernel).run_case(
+        programs(kernel.name), msgspec.structs.replace(case, vectors=vectors)
+    )
+    values = found["activated"] if "activated" in found else cases.E4M3_VALUES[found["codes"]]
+    lost = np.zeros(values.shape, bool)
+    lost[case.groups["pair"][0, 1]] = True
+    assert (np.isnan(values) == lost).all()

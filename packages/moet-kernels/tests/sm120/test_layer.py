@@ -14,7 +14,6 @@ from moet_kernels.portable.tier import Tier
 from moet_kernels.sm120 import questions, trust
 from moet_kernels.sm120.activations import dequantise, quantise
 from moet_kernels.sm120.emulated import EmulatedDriver
-from moet_kernels.sm120.layer import launch_prepare
 
 TINYMOE = Path(__file__).parents[3] / "moet-vllm/src/moet_vllm/tinymoe/checkpoint/model.safetensors"
 LIMIT = 7.0
@@ -37,13 +36,16 @@ def batch(tokens, hidden, top_k, experts, seed=0):
     return x.bfloat16(), weights, ids.int()
 
 
-def rounded(x):
-    return dequantise(*quantise(x.astype(np.float32)))
+def rounded(x, codec, bfloat16=True):
+    """Activations as rows of a codec take them."""
+    x = x.astype(np.float32)
+    if codec == "w2" and bfloat16:
+        return torch.from_numpy(x).bfloat16().double().numpy()
+    return dequantise(*quantise(x))
 
 
-def stated(x, weights, ids, base, fine, limit=LIMIT):
+def stated(x, weights, ids, base, fine, limit=LIMIT, bfloat16=True):
     """The layer in float64, activations rounded as they are; parts too."""
-    values = rounded(x.float().numpy())
     out, matrices = np.zeros(x.shape), {}
     for token, pair in np.ndindex(*ids.shape):
         expert = int(ids[token, pair])
@@ -54,9 +56,11 @@ def stated(x, weights, ids, base, fine, limit=LIMIT):
         if expert not in matrices:
             matrices[expert] = decode_row(tier.layout, tier.pool[slot].numpy())
         w13, w2 = matrices[expert]
-        gate, up = np.split(w13 @ values[token], 2)
+        codec = tier.layout.codec
+        value = rounded(x[token, None].float().numpy(), codec, bfloat16)[0]
+        gate, up = np.split(w13 @ value, 2)
         gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
-        activated = rounded((gate / (1 + np.exp(-gate)) * up)[None])[0]
+        activated = rounded((gate / (1 + np.exp(-gate)) * up)[None], codec, bfloat16)[0]
         out[token] += float(weights[token, pair]) * (w2 @ activated)
     return out
 
@@ -68,7 +72,7 @@ def check(layer, x, weights, ids, base, fine=None):
         "wanted": torch.zeros(len(base.slot_of), dtype=torch.uint8),
     }
     out = layer.expert_layer(x, weights, ids, base, fine, **options)
-    want = stated(x, weights, ids, base, fine)
+    want = stated(x, weights, ids, base, fine, bfloat16=layer.bfloat16)
     # bfloat16 rounds the sum; an element within rounding of two E4M3 steps may take the other
     error = np.abs(out.double().numpy() - want).max(axis=1)
     assert (error <= 2.0**-8 * np.abs(want).max(axis=1)).all(), error / np.abs(want).max(axis=1)
@@ -91,19 +95,29 @@ def tier(codec, hidden, intermediate, slots, seed=0):
 def test_tokens_and_absent_experts(layer, tokens):
     base = tier("w2", 256, 128, [2, -1, 0, 3, -1, 1])
     check(layer, *batch(tokens, 256, 4, 6, seed=tokens), base)
+    assert layer.driver.launches == ["prepare", "bf16_gate_up", "bf16_down", "combine"]
+
+
+@pytest.mark.parametrize("tokens", [2, 9])
+def test_activations_in_e4m3(layer, tokens):
+    base = tier("w2", 256, 128, [2, -1, 0, 3, -1, 1])
+    check(layer.quantising(), *batch(tokens, 256, 4, 6, seed=tokens), base)
     assert layer.driver.launches == ["prepare", "w2_gate_up", "w2_down", "combine"]
 
 
+@pytest.mark.parametrize("family_of_w2", ["bf16", "w2"])
 @pytest.mark.parametrize(("codec", "family"), [("fp4-mx", "fp4"), ("fp4-nv", "nv")])
-def test_two_tiers(layer, codec, family):
+def test_two_tiers(layer, codec, family, family_of_w2):
     base = tier("w2", 192, 320, [0, 1, 2, 3, -1, -1])
     fine = tier(codec, 192, 320, [-1, 1, -1, -1, 0, -1], seed=500)
+    if family_of_w2 == "w2":
+        layer = layer.quantising()
     check(layer, *batch(5, 192, 3, 6), base, fine)
     assert layer.driver.launches == [
         "prepare",
-        "w2_gate_up_k64",
+        f"{family_of_w2}_gate_up_k64",
         f"{family}_gate_up_k64",
-        "w2_down_k64",
+        f"{family_of_w2}_down_k64",
         f"{family}_down_k64",
         "combine",
     ]
@@ -185,19 +199,20 @@ def test_tinymoes_layer(layer):
     some = torch.where(torch.arange(routed) < 4, torch.arange(routed), -1).int()
     fine = tiers["fp4-nv"]._replace(slot_of=some)
     arguments = batch(7, 128, 6, routed)
-    check(layer, *arguments, base)
-    out = check(layer, *arguments, base, fine)
-    reference = experts.experts(
-        *arguments,
-        base.pool,
-        base.slot_of,
-        hidden=128,
-        intermediate=64,
-        fine=fine,
-        swiglu_limit=LIMIT,
-    )
     # the reference keeps bfloat16 activations; E4M3 ones cost a few percent
-    assert (out - reference).float().norm() <= 0.08 * reference.float().norm()
+    for fine_tier, largest in ((None, 2.0**-8), (fine, 0.08)):
+        out = check(layer, *arguments, base, fine_tier)
+        reference = experts.experts(
+            *arguments,
+            base.pool,
+            base.slot_of,
+            hidden=128,
+            intermediate=64,
+            fine=fine_tier,
+            swiglu_limit=LIMIT,
+        )
+        assert (out - reference).float().norm() <= largest * reference.float().norm()
+    check(layer.quantising(), *arguments, base)
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int64])
@@ -261,22 +276,15 @@ def test_the_self_test_passes_in_the_emulator(name, programs):
     assert flaw is None
 
 
-def test_x_at_an_odd_place_is_moved():
-    launched = []
-
-    class Driver:
-        def launch(self, _function, _grid, _threads, parameters, tensors):
-            launched.append((int.from_bytes(parameters[:8], "little"), tensors[0]))
-
-    x = torch.arange(65).bfloat16()[1:].view(1, 64)
-    assert x.data_ptr() % 8
-    ids, layout = torch.zeros(1, 1, dtype=torch.int32), row_layout("w2", 64, 64)
-    tier = Tier(torch.zeros(1, layout.row_bytes, dtype=torch.uint8), ids[0], layout)
-    some = torch.zeros(1, 80, dtype=torch.uint8)
-    launch_prepare(
-        Driver(), None, x, ids, [tier], [some], (some, some, some), missing=None, wanted=None
+@pytest.mark.parametrize("bfloat16", [True, False])
+def test_x_at_an_odd_place_is_moved(layer, bfloat16):
+    layer = layer if bfloat16 else layer.quantising()
+    base = tier("w2", 64, 64, [0])
+    x, weights, ids = batch(1, 64, 1, 1)
+    odd = torch.cat([x[0, :1], x[0]])[1:].view(1, 64)
+    assert odd.data_ptr() % 8
+    want, got = (
+        layer.expert_layer(place, weights, ids, base, None, swiglu_limit=LIMIT)
+        for place in (x, odd)
     )
-    ((address, read),) = launched
-    assert address == read.data_ptr()
-    assert address % 8 == 0
-    assert torch.equal(read, x)
+    assert torch.equal(want, got)

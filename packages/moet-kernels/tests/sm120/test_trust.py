@@ -98,13 +98,21 @@ def test_a_flawed_safe_kernel_is_only_mentioned(caplog):
 
 def test_without_a_right_twin_the_layer_is_portable(caplog):
     flawed = [("w2_down", variant) for variant in ("tuned", "twin")]
-    layer = trust.load_layer(Driver(wrong=flawed))
+    layer = trust.load_layer(Driver(wrong=flawed)).quantising()
     assert "w2_down" not in layer.functions
     (warning,) = warnings_of(caplog)
     assert warning.endswith("So the portable backend is used.")
     assert "its kernel w2_down" in layer.refusal(row_layout("w2", 256, 128))
     assert layer.refusal(row_layout("fp4-mx", 256, 128)) is None
     assert layer.refusal(row_layout("w2", 256, 64)) is None  # w2_down_k64
+
+
+def test_bfloat16_and_e4m3_kernels_are_trusted_apart():
+    flawed = [("bf16_gate_up", variant) for variant in ("tuned", "twin")]
+    layer = trust.load_layer(Driver(wrong=flawed))
+    assert "its kernel bf16_gate_up" in layer.refusal(row_layout("w2", 256, 128))
+    assert layer.quantising().refusal(row_layout("w2", 256, 128)) is None
+    assert layer.refusal(row_layout("fp4-nv", 256, 128)) is None
 
 
 @pytest.mark.parametrize("name", COMPILED)
@@ -210,6 +218,16 @@ class TestDispatch:
         chosen = experts._gpu_layer(x, ids, (row_layout(codec, 256, 128),), backend)
         assert (chosen is layer) == (wanted == "sm120")
 
+    def test_e4m3_may_be_asked_for(self, monkeypatch):
+        layer = trust.load_layer(Driver())
+        monkeypatch.setattr(arch, "capability", lambda _device: (12, 0))
+        monkeypatch.setattr(trust, "layer_on", lambda _device: layer)
+        x, ids = torch.zeros(1, 256).bfloat16(), torch.zeros(1, 8, dtype=torch.int32)
+        chosen = experts._gpu_layer(x, ids, (row_layout("w2", 256, 128),), "sm120-e4m3")
+        assert layer.bfloat16
+        assert not chosen.bfloat16
+        assert chosen.functions is layer.functions
+
     def test_rows_without_a_kernel_are_refused_where_sm120_is_asked_for(self, monkeypatch):
         layer = trust.load_layer(Driver())
         monkeypatch.setattr(arch, "capability", lambda _device: (12, 0))
@@ -218,6 +236,25 @@ class TestDispatch:
         with pytest.raises(ConfigError, match="sm120 has no kernel for w2 with 96 columns"):
             experts._gpu_layer(x, ids, (row_layout("w2", 96, 128),), "sm120")
         assert experts._gpu_layer(x, ids, (row_layout("w2", 96, 128),), None) is not layer
+
+    def test_a_capture_cannot_be_the_first_to_ask(self, monkeypatch, tmp_path):
+        driver, capturing = Driver(), True
+        driver.is_capturing = lambda: capturing
+        monkeypatch.setattr(arch, "capability", lambda _device: (12, 0))
+        monkeypatch.setattr(trust, "CudaDriver", lambda _device: driver)
+        monkeypatch.setattr(trust, "_memory", lambda: tmp_path / "right.json")
+        x, ids = torch.zeros(1, 256).bfloat16(), torch.zeros(1, 8, dtype=torch.int32)
+        arguments = x, ids, (row_layout("w2", 256, 128),), None
+        trust.layer_on.cache_clear()
+        with pytest.raises(ConfigError, match="must be tested on cpu before a CUDA graph"):
+            experts._gpu_layer(*arguments)
+        assert driver.loaded == []
+        capturing = False
+        layer = experts._gpu_layer(*arguments)
+        capturing, asked = True, len(driver.asked)
+        assert experts._gpu_layer(*arguments) is layer
+        assert len(driver.asked) == asked > 0
+        trust.layer_on.cache_clear()
 
     def test_missing_bindings_are_said_once(self, monkeypatch, caplog):
         def refuse(_device):

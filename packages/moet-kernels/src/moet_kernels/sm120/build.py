@@ -35,13 +35,14 @@ from moet_kernels.sm120.write import KERNELS, Kernel, sass_source
 __all__ = ["build", "differences", "sources_of"]
 
 _SCHEDULES = {"tuned": tuned, "safe": safe}
-_SHARED_SOURCES = ("decode.cuh",)
+_SHARED_SOURCES = ("decode.cuh", "decode_bf16.cuh")
 
 
 def sources_of(kernel: str) -> tuple[str, ...]:
     """File names of what a kernel's cubins are made from."""
     hand = () if kernel in COMPILED else (f"{kernel}.sass",)
-    return (*hand, f"{kernel}.cu", *_SHARED_SOURCES)
+    shared = _SHARED_SOURCES if kernel.startswith("bf16_") else _SHARED_SOURCES[:1]
+    return (*hand, f"{kernel}.cu", *shared)
 
 
 def build(out: Path) -> Manifest:
@@ -66,12 +67,14 @@ def build(out: Path) -> Manifest:
 
 def _twin(kernel: Kernel) -> str:
     macro = "DOWN" if kernel.down else "GATE_UP"
-    arguments = f"{kernel.name}, {kernel.codec}, {kernel.steps}"
-    if kernel.codec == "nv":
-        macro, arguments = f"{macro}_NV", f"{kernel.name}, {kernel.steps}"
+    arguments, header = f"{kernel.name}, {kernel.codec}, {kernel.steps}", "decode.cuh"
+    if kernel.codec in ("nv", "bf16"):
+        macro, arguments = f"{macro}_{kernel.codec.upper()}", f"{kernel.name}, {kernel.steps}"
+    if kernel.codec == "bf16":
+        header = "decode_bf16.cuh"
     return (
         f"// Written by write.py's table of kernels. Twin of {kernel.name}.sass.\n"
-        f'#include "decode.cuh"\n\n{macro}({arguments})\n'
+        f'#include "{header}"\n\n{macro}({arguments})\n'
     )
 
 

@@ -38,6 +38,7 @@ __all__ = [
     "TOLERANCE",
     "Case",
     "addressed_groups",
+    "expected_of",
     "launch_of",
     "launch_parameters",
     "make_case",
@@ -139,19 +140,33 @@ def make_case(
         start += count
     k = intermediate if down else hidden
     vectors, scales = _vectors(chance, pairs if down else tokens, k, exact)
-    expected = np.full((pairs, hidden if down else intermediate), np.nan)
-    real = dequantise(vectors, scales)
+    expected = expected_of(layout, rows, groups, dequantise(vectors, scales), limit, down=down)
+    return Case(down, layout, rows, groups, to_fragments(vectors), scales, limit, exact, expected)
+
+
+def expected_of(
+    layout: RowLayout,
+    rows: NDArray[np.uint8],
+    groups: NDArray,
+    vectors: NDArray[np.float64],
+    limit: float,
+    *,
+    down: bool,
+) -> NDArray[np.float64]:
+    """Return what is to come of vectors float64 [V, K]: `Case.expected` [pairs, N]."""
+    wanted = layout.hidden if down else layout.intermediate
+    expected = np.full((int(groups["count"].sum()), wanted), np.nan)
     for expert, group in enumerate(groups):
         w13, w2 = decode_row(layout, rows[expert])
         mine = group["pair"][: group["count"]]
         if down:
-            expected[mine] = real[mine] @ w2.T
+            expected[mine] = vectors[mine] @ w2.T
             continue
-        gate, up = np.split(real[group["token"][: group["count"]]] @ w13.T, 2, axis=1)
+        gate, up = np.split(vectors[group["token"][: group["count"]]] @ w13.T, 2, axis=1)
         gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
         with np.errstate(over="ignore"):
             expected[mine] = gate / (1 + np.exp(-gate)) * up
-    return Case(down, layout, rows, groups, to_fragments(vectors), scales, limit, exact, expected)
+    return expected
 
 
 def _row(chance: np.random.Generator, layout: RowLayout, exact: bool) -> NDArray[np.uint8]:
@@ -265,8 +280,8 @@ def mistake(case: Case, found: Mapping[str, NDArray]) -> str | None:
     largest = np.abs(wanted).max(axis=1, keepdims=True, initial=0)
     slack = 0.0 if case.exact else TOLERANCE
     if case.down:
-        error = np.abs(found["parts"] - wanted)
-        return _first(error > slack * largest, wanted, found["parts"], "element")
+        right = np.abs(found["parts"] - wanted) <= slack * largest  # NaN is not
+        return _first(~right, wanted, found["parts"], "element")
     # The activation rounds even where the sums are exact.
     blocks = np.abs(wanted).reshape(len(wanted), -1, 32).max(axis=2)
     least, most = (

@@ -88,6 +88,11 @@ class CudaDriver:
         version = self._check(self._driver.cuDriverGetVersion())
         return f"{properties.name} {properties.major}.{properties.minor} driver {version}"
 
+    def is_capturing(self) -> bool:
+        """Whether launches go into a CUDA graph instead of running."""
+        with torch.cuda.device(self.device):
+            return torch.cuda.is_current_stream_capturing()
+
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Take memory from torch's caching allocator."""
         return torch.empty(*shape, dtype=dtype, device=self.device)

@@ -1,12 +1,13 @@
 """One expert layer of a decode step: prepare, gate and up, down, combine. Nothing waits.
 
-Activations are quantised to E4M3 with a scale per 32 columns (`activations`), x at first and the
-activated values by the kernel that makes them. A token's result does not depend on the others.
+Rows of w2 take activations in bfloat16, those of other codecs in E4M3 with a scale per 32 columns
+(`activations`), x quantised at first and the activated values by the kernel that makes them. A
+token's result does not depend on the others.
 """
 
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -17,7 +18,15 @@ from moet_kernels.sm120.activations import SCALE_COLUMNS, steps_of
 from moet_kernels.sm120.cases import CODECS, DOWN_ROWS, GATE_UP_ROWS, GROUP, THREADS
 from moet_kernels.sm120.driver import Driver
 
-__all__ = ["MOST_PAIRS", "MOST_TOKENS", "Layer", "kernel_name", "launch_combine", "launch_prepare"]
+__all__ = [
+    "MOST_PAIRS",
+    "MOST_TOKENS",
+    "Layer",
+    "Vectors",
+    "kernel_name",
+    "launch_combine",
+    "launch_prepare",
+]
 
 MOST_TOKENS = 16
 """Most tokens that the decode kernels take."""
@@ -29,12 +38,31 @@ _COLUMNS = 4 * THREADS  # of a block of prepare and combine
 _FAMILY = {codec: family for family, codec in CODECS.items()}
 
 
-def kernel_name(codec: str, k: int, *, down: bool) -> str | None:
-    """Return the decode kernel for a codec and K columns, None where there is none."""
-    family = _FAMILY.get(codec)
+def kernel_name(codec: str, k: int, *, down: bool, bfloat16: bool = False) -> str | None:
+    """Return the decode kernel for a codec and K columns, None where there is none.
+
+    Args:
+        codec: Of the rows.
+        k: Columns of the matrix.
+        down: Whether it is the down projection.
+        bfloat16: Whether vectors are bfloat16, not E4M3; w2 alone has such kernels.
+    """
+    family = "bf16" if bfloat16 and codec == "w2" else _FAMILY.get(codec)
     if family is None or k % 64:
         return None
     return f"{family}_{'down' if down else 'gate_up'}{'' if k % 128 == 0 else '_k64'}"
+
+
+class Vectors(NamedTuple):
+    """Activations as a kernel takes or makes them.
+
+    Attributes:
+        values: bfloat16 [V, K] in column order, or uint8 [V, K], E4M3 in fragment order.
+        scales: uint8 [V, K / 32] of E4M3, None of bfloat16.
+    """
+
+    values: Tensor
+    scales: Tensor | None
 
 
 class Layer:
@@ -43,11 +71,19 @@ class Layer:
     Args:
         driver: What launches them.
         functions: Name to loaded kernel, those that may be used.
+        bfloat16: Whether rows of w2 take activations in bfloat16, not in E4M3.
     """
 
-    def __init__(self, driver: Driver, functions: Mapping[str, Any]) -> None:
+    def __init__(
+        self, driver: Driver, functions: Mapping[str, Any], *, bfloat16: bool = True
+    ) -> None:
         self.driver = driver
         self.functions = functions
+        self.bfloat16 = bfloat16
+
+    def quantising(self) -> Self:
+        """Return the same kernels with activations in E4M3 for all codecs."""
+        return type(self)(self.driver, self.functions, bfloat16=False)
 
     @staticmethod
     def takes(topk_ids: Tensor) -> bool:
@@ -58,7 +94,7 @@ class Layer:
         """Say why rows cannot be computed with, as the end of a sentence; None if they can."""
         for layout in layouts:
             for k, down in ((layout.hidden, False), (layout.intermediate, True)):
-                name = kernel_name(layout.codec, k, down=down)
+                name = self._name(layout.codec, k, down=down)
                 if name is None:
                     return f"has no kernel for {layout.codec} with {k} columns"
                 if name not in self.functions:
@@ -118,9 +154,14 @@ class Layer:
         if topk_ids.dtype not in (torch.int32, torch.int64):
             topk_ids = topk_ids.int()
         tiers = [base] if fine is None else [base, fine]
+        if x.data_ptr() % 8:  # kernels read four values at a time
+            x = x.clone()
         empty = self.driver.empty
         groups = [empty((pairs, GROUP.itemsize), torch.uint8) for _ in tiers]
-        values, scales = self._vectors(len(x), layout.hidden)
+        kinds = [self.bfloat16 and tier.layout.codec == "w2" for tier in tiers]
+        vectors = {True: Vectors(x, None)}
+        if False in kinds:
+            vectors[False] = self._vectors(x.shape, False)
         present = empty((pairs,), torch.uint8)
         launch_prepare(
             self.driver,
@@ -129,44 +170,53 @@ class Layer:
             topk_ids,
             tiers,
             groups,
-            (values, scales, present),
+            present,
+            vectors.get(False),
             missing=missing,
             wanted=wanted,
         )
-        activated, activated_scales = self._vectors(pairs, layout.intermediate)
+        shape = (pairs, layout.intermediate)
+        activated = {kind: self._vectors(shape, kind) for kind in set(kinds)}
         limit = swiglu_limit or float("inf")
         shift = _log2(steps_of(layout.intermediate))
-        last = struct.pack("<QfI", activated_scales.data_ptr(), limit, shift)
-        for tier, group in zip(tiers, groups, strict=True):
-            tensors = (group, values, scales, activated, activated_scales, tier.pool)
-            self._launch(tier.layout, tensors, last, down=False)
-        for tier, group in zip(tiers, groups, strict=True):
-            read = (group, activated, activated_scales, parts, tier.pool)
-            self._launch(tier.layout, read, b"", down=True)
+        for tier, group, kind in zip(tiers, groups, kinds, strict=True):
+            made = activated[kind]
+            last = struct.pack("<QfI", _address(made.scales), limit, shift)
+            self._launch(tier, group, vectors[kind], made, last, down=False)
+        for tier, group, kind in zip(tiers, groups, kinds, strict=True):
+            self._launch(tier, group, activated[kind], Vectors(parts, None), b"", down=True)
         return present
 
-    def _vectors(self, count: int, columns: int) -> tuple[Tensor, Tensor]:
-        values = self.driver.empty((count, columns), torch.uint8)
-        return values, self.driver.empty((count, columns // SCALE_COLUMNS), torch.uint8)
+    def _name(self, codec: str, k: int, *, down: bool) -> str | None:
+        return kernel_name(codec, k, down=down, bfloat16=self.bfloat16)
+
+    def _vectors(self, shape: Sequence[int], bfloat16: bool) -> Vectors:
+        if bfloat16:
+            return Vectors(self.driver.empty(shape, torch.bfloat16), None)
+        count, columns = shape
+        scales = self.driver.empty((count, columns // SCALE_COLUMNS), torch.uint8)
+        return Vectors(self.driver.empty(shape, torch.uint8), scales)
 
     def _launch(
-        self, layout: RowLayout, tensors: Sequence[Tensor], last: bytes, *, down: bool
+        self, tier: Tier, group: Tensor, vectors: Vectors, out: Vectors, last: bytes, *, down: bool
     ) -> None:
-        """Launch gate and up or down; the first four tensors are the kernel's first parameters."""
+        """Launch gate and up or down; `last` are the parameters that one of them has."""
+        layout = tier.layout
         sizes = (layout.hidden, layout.intermediate)
         sections: tuple[Section, Section] = (layout.codes13, layout.scales13)
         rows = GATE_UP_ROWS
         if down:
             sizes, sections, rows = sizes[::-1], (layout.codes2, layout.scales2), DOWN_ROWS
         k, n = sizes
-        pointers = [tensor.data_ptr() for tensor in tensors[:4]]
+        pointers = (group.data_ptr(), vectors.values.data_ptr(), _address(vectors.scales))
         numbers = (k, n, *(section.offset for section in sections))
-        parameters = struct.pack("<4Q4I", *pointers, *numbers) + last
+        parameters = struct.pack("<4Q4I", *pointers, out.values.data_ptr(), *numbers) + last
         if layout.tensor_scales.length:
             parameters += struct.pack("<I", layout.tensor_scales.offset)
-        name = kernel_name(layout.codec, k, down=down)
+        name = self._name(layout.codec, k, down=down)
         assert name is not None, "refusal() is asked first"
-        grid = -(-n // rows), len(tensors[0]), 1
+        tensors = [t for t in (group, *vectors, *out, tier.pool) if t is not None]
+        grid = -(-n // rows), len(group), 1
         self.driver.launch(self.functions[name], grid, THREADS, parameters, tensors)
 
 
@@ -177,26 +227,26 @@ def launch_prepare(
     topk_ids: Tensor,
     tiers: Sequence[Tier],
     groups: Sequence[Tensor],
-    outputs: tuple[Tensor, Tensor, Tensor],
+    present: Tensor,
+    quantised: Vectors | None,
     *,
     missing: Tensor | None,
     wanted: Tensor | None,
 ) -> None:
-    """Group the pairs by expert and quantise x.
+    """Group the pairs by expert and, where a tier takes it in E4M3, quantise x.
 
     Args:
         driver: What launches.
         function: The kernel `prepare`.
-        x: bfloat16 [T, H].
+        x: bfloat16 [T, H], at an address divisible by 8.
         topk_ids: int32 or int64 [T, k]. Ids outside 0..E-1 count as absent experts.
         tiers: Base, and fine if there is one.
         groups: For each, uint8 [T * k, 80], set to GROUP.
-        outputs: uint8 [T, H], [T, H / 32] and [T * k]: values, scales, and which pairs are present.
+        present: uint8 [T * k], set to whether the expert of each pair is present.
+        quantised: Set to x in E4M3, or None.
         missing: int32 or int64 [1]; the number of distinct absent experts is added.
         wanted: uint8 [E]; set to 1 for every expert routed to.
     """
-    if x.data_ptr() % 8:  # read four values at a time
-        x = x.clone()
     top_k = topk_ids.shape[1]
     described = b""
     for i in range(2):
@@ -206,15 +256,14 @@ def launch_prepare(
             pointers = tier.slot_of.data_ptr(), tier.pool.data_ptr()
             numbers = [*pointers, tier.layout.row_bytes, group.data_ptr()]
         described += struct.pack("<4Q", *numbers)
-    optional = [0 if tensor is None else tensor.data_ptr() for tensor in (wanted, missing)]
+    values, scales = quantised or (None, None)
     parameters = struct.pack(
         "<2Q32s32s5Q7I",
         x.data_ptr(),
         topk_ids.data_ptr(),
         described[:32],
         described[32:],
-        *(tensor.data_ptr() for tensor in outputs),
-        *optional,
+        *(_address(tensor) for tensor in (values, scales, present, wanted, missing)),
         topk_ids.element_size() // 4,
         1 if missing is None else missing.element_size() // 4,
         topk_ids.numel(),
@@ -223,9 +272,10 @@ def launch_prepare(
         x.shape[1],
         _log2(steps_of(x.shape[1])),
     )
-    tensors = [x, topk_ids, *groups, *outputs, *(t.slot_of for t in tiers)]
-    tensors += [tensor for tensor in (missing, wanted) if tensor is not None]
-    grid = 1 + -(-x.shape[1] // _COLUMNS), len(x), 1
+    tensors = [x, topk_ids, *groups, present, *(t.slot_of for t in tiers)]
+    tensors += [tensor for tensor in (values, scales, missing, wanted) if tensor is not None]
+    # Blocks behind the first quantise; the first of the first token makes the groups.
+    grid = (1, 1, 1) if quantised is None else (1 + -(-x.shape[1] // _COLUMNS), len(x), 1)
     driver.launch(function, grid, THREADS, parameters, tensors)
 
 
@@ -248,6 +298,10 @@ def launch_combine(
     parameters = struct.pack("<4Q2I", *pointers, hidden, weights.shape[1])
     grid = -(-hidden // _COLUMNS), len(out), 1
     driver.launch(function, grid, THREADS, parameters, tensors)
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _log2(number: int) -> int:

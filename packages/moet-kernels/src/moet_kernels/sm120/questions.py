@@ -14,6 +14,7 @@ from torch import Tensor
 
 from moet_core.row import row_layout
 from moet_kernels.portable.tier import Tier
+from moet_kernels.sm120 import cases_bf16
 from moet_kernels.sm120.activations import quantise, to_fragments
 from moet_kernels.sm120.cases import (
     CODECS,
@@ -27,7 +28,7 @@ from moet_kernels.sm120.cases import (
     result_of,
 )
 from moet_kernels.sm120.driver import Driver
-from moet_kernels.sm120.layer import launch_combine, launch_prepare
+from moet_kernels.sm120.layer import Vectors, launch_combine, launch_prepare
 from moet_kernels.sm120.write import KERNELS, Kernel
 
 __all__ = ["QUESTIONS", "Ask", "Result"]
@@ -42,9 +43,10 @@ def _case(kernel: Kernel) -> Case:
     """Nine column blocks, so that warps differ; a group of each kind; a last tile that is short."""
     k = 9 * 32 * kernel.steps
     hidden, intermediate = (96, k) if kernel.down else (k, 96)
-    codec = CODECS[kernel.codec]
-    shape = codec, hidden, intermediate, (1, 0, 8, 3), 1
-    return make_case(*shape, down=kernel.down, exact=True, limit=96.0)
+    shape = hidden, intermediate, (1, 0, 8, 3), 1
+    if kernel.codec == "bf16":
+        return cases_bf16.make_bf16_case(*shape, down=kernel.down, exact=True, limit=96.0)
+    return make_case(CODECS[kernel.codec], *shape, down=kernel.down, exact=True, limit=96.0)
 
 
 def _ask(kernel: Kernel, driver: Driver, function: Any) -> tuple[str | None, Result]:
@@ -68,6 +70,19 @@ def _ask(kernel: Kernel, driver: Driver, function: Any) -> tuple[str | None, Res
     return mistake(case, found), found
 
 
+def _ask_bf16(kernel: Kernel, driver: Driver, function: Any) -> tuple[str | None, Result]:
+    case = _case(kernel)
+    rows = _on(driver, case.rows)
+    groups = _on(driver, addressed_groups(case, rows.data_ptr()).view(np.uint8))
+    vectors = _on(driver, case.vectors.view(np.uint8))
+    out = driver.empty((case.expected.size * (4 if case.down else 2),), torch.uint8)
+    addresses = {"groups": groups.data_ptr(), "vectors": vectors.data_ptr(), "out": out.data_ptr()}
+    parameters = launch_parameters(case, addresses | {"scales": 0, "out_scales": 0})
+    driver.launch(function, case.grid, THREADS, parameters, [groups, vectors, out, rows])
+    found = cases_bf16.result_of(case, out.cpu().numpy())
+    return cases_bf16.mistake(case, found), found
+
+
 def _on(driver: Driver, array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(driver.device)
 
@@ -87,7 +102,7 @@ def _ask_prepare(driver: Driver, function: Any) -> tuple[str | None, Result]:
     shape = (ids.size, GROUP.itemsize)
     groups = [driver.empty(shape, torch.uint8).zero_() for _ in tiers]
     sizes = (tokens, hidden), (tokens, hidden // 32), (ids.size,)
-    outputs = tuple(driver.empty(size, torch.uint8) for size in sizes)
+    values, scales, present = (driver.empty(size, torch.uint8) for size in sizes)
     wanted = _on(driver, np.zeros(6, np.uint8))
     missing = _on(driver, np.array([5], np.int64))
     launch_prepare(
@@ -97,12 +112,13 @@ def _ask_prepare(driver: Driver, function: Any) -> tuple[str | None, Result]:
         _on(driver, ids),
         tiers,
         groups,
-        (outputs[0], outputs[1], outputs[2]),
+        present,
+        Vectors(values, scales),
         missing=missing,
         wanted=wanted,
     )
-    codes, scales = quantise(x.float().numpy())
-    expected: Result = {"values": to_fragments(codes), "scales": scales}
+    right, right_scales = quantise(x.float().numpy())
+    expected: Result = {"values": to_fragments(right), "scales": right_scales}
     slots = tables.max(axis=0)
     expected["present"] = np.array([i < 6 and slots[i] >= 0 for i in ids.flat], np.uint8)
     expected["wanted"] = np.array([1, 1, 1, 0, 1, 1], np.uint8)
@@ -110,10 +126,8 @@ def _ask_prepare(driver: Driver, function: Any) -> tuple[str | None, Result]:
     expected["groups"] = np.stack(
         [_groups(ids, tiers[i], tables[1] if i == 0 else None) for i in range(2)]
     )
-    found: Result = {
-        name: tensor.cpu().numpy()
-        for name, tensor in zip(("values", "scales", "present"), outputs, strict=True)
-    }
+    made = {"values": values, "scales": scales, "present": present}
+    found: Result = {name: tensor.cpu().numpy() for name, tensor in made.items()}
     found |= {"wanted": wanted.cpu().numpy(), "missing": missing.cpu().numpy()}
     found["groups"] = np.stack([g.cpu().numpy().view(GROUP)[:, 0] for g in groups])
     for name, value in expected.items():
@@ -161,7 +175,10 @@ def _ask_combine(driver: Driver, function: Any) -> tuple[str | None, Result]:
 
 
 QUESTIONS: dict[str, Ask] = {
-    **{kernel.name: functools.partial(_ask, kernel) for kernel in KERNELS},
+    **{
+        kernel.name: functools.partial(_ask_bf16 if kernel.codec == "bf16" else _ask, kernel)
+        for kernel in KERNELS
+    },
     "prepare": _ask_prepare,
     "combine": _ask_combine,
 }

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import torch
 
-from moet_core.errors import MoetError
+from moet_core.errors import ConfigError, MoetError
 from moet_kernels.arch import runs_sm120
 from moet_kernels.committed import digest
 from moet_kernels.sm120.driver import CudaDriver, Driver, DriverError
@@ -52,11 +52,23 @@ class Answer(msgspec.Struct, frozen=True):
 
 @functools.cache
 def layer_on(device: torch.device) -> Layer | None:
-    """Return the kernels that may be used on a device; None on one that is no SM120 GPU."""
+    """Return the kernels that may be used on a device; None on one that is no SM120 GPU.
+
+    Raises:
+        ConfigError: the first call is made while a CUDA graph is captured: loading waits for the
+            device, and answers are read back.
+    """
     if not runs_sm120(device):
         return None
     try:
-        return load_layer(CudaDriver(device), remembered=_memory())
+        driver = CudaDriver(device)
+        if driver.is_capturing():
+            raise ConfigError(
+                f"The SM120 kernels must be tested on {device} before a CUDA graph with them is "
+                "captured, and this is the first layer that asks for them. Compute one layer "
+                "outside of the capture before it, or ask for the backend portable."
+            )
+        return load_layer(driver, remembered=_memory())
     except DriverError as error:
         _LOG.warning("%s The portable kernels are used instead.", error)
         return None

@@ -12,11 +12,13 @@ quantise it). A lane of a warp holds
     R22      scales of its vector           R60:61   address of its vector
 
 P1: no such vector. fp4 has twice as many code words; its vector is at R32, its fragments at R40.
+What nv and bf16 do otherwise is in `write_nv` and `write_bf16`.
 """
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from moet_kernels.sm120.write_bf16 import BF16_STORE, bf16_addresses, bf16_loop
 from moet_kernels.sm120.write_nv import nv_constants, nv_factors, nv_loop
 
 __all__ = ["KERNELS", "Kernel", "sass_source"]
@@ -31,7 +33,7 @@ class Kernel(NamedTuple):
 
     Attributes:
         name: of the kernel and its files.
-        codec: "w2", "fp4" (fp4-mx) or "nv" (fp4-nv).
+        codec: "w2", "fp4" (fp4-mx) or "nv" (fp4-nv), or "bf16": w2 with bfloat16 vectors.
         down: whether it is the down projection, else gate and up with the activation.
         steps: blocks of 32 columns that lie together: 4, or 2 where K is divisible by 64 only.
     """
@@ -44,7 +46,7 @@ class Kernel(NamedTuple):
     @property
     def words(self) -> int:
         """Words of codes of a lane in a block of columns of a row block."""
-        return self.steps if self.codec == "w2" else 2 * self.steps
+        return self.steps if self.codec in ("w2", "bf16") else 2 * self.steps
 
     @property
     def vector(self) -> int:
@@ -75,6 +77,10 @@ KERNELS = (
     Kernel("nv_down", "nv", True, 4),
     Kernel("nv_gate_up_k64", "nv", False, 2),
     Kernel("nv_down_k64", "nv", True, 2),
+    Kernel("bf16_gate_up", "bf16", False, 4),
+    Kernel("bf16_down", "bf16", True, 4),
+    Kernel("bf16_gate_up_k64", "bf16", False, 2),
+    Kernel("bf16_down_k64", "bf16", True, 2),
 )
 
 _PARTIAL_BYTES = 8 * 8 * 33 * 4
@@ -176,9 +182,7 @@ _STORE = """\
 
 _ACTIVATE = """\
   LDC R10, c[0x0][0x3b8]  // limit
-  LDC R15, c[0x0][0x3bc]  // log2 of the steps of a block of the output's columns
   LDC.64 R26, c[0x0][0x398]
-  LDC.64 R28, c[0x0][0x3b0]
   FSETP.GT.AND P0, PT, R16, R10, PT
   FSEL R16, R16, R10, !P0
   FSETP.GT.AND P0, PT, R20, R10, PT
@@ -204,6 +208,11 @@ _ACTIVATE = """\
   MUFU.RCP R18, R18
   FMUL R16, R16, R18
   FMUL R16, R16, R20
+"""
+
+_MAGNITUDE = """\
+  LDC R15, c[0x0][0x3bc]  // log2 of the steps of a block of the output's columns
+  LDC.64 R28, c[0x0][0x3b0]
   // The largest magnitude of the warp's 32 columns, through memory that no other warp uses.
   IMAD R6, R4, 0x80, R3
   IMAD R7, R5, 0x4, R6
@@ -254,7 +263,8 @@ _QUANTISE = """\
 
 def sass_source(kernel: Kernel) -> str:
     """Return the source text of a kernel."""
-    shared = _PARTIAL_BYTES + (0 if kernel.down else _MAGNITUDE_BYTES)
+    quantises = not kernel.down and kernel.codec != "bf16"
+    shared = _PARTIAL_BYTES + (_MAGNITUDE_BYTES if quantises else 0)
     header = f"""\
 // Written by write.py, which explains it; change that instead.
 .arch sm_120a
@@ -265,12 +275,15 @@ def sass_source(kernel: Kernel) -> str:
 .parameters {kernel.parameters}
 """
     load, multiply = nv_factors(down=kernel.down) if kernel.codec == "nv" else ([], [])
-    loop = nv_loop(kernel.steps) if kernel.codec == "nv" else _loop(kernel)
+    loops = {"nv": nv_loop, "bf16": bf16_loop}
+    loop = loops[kernel.codec](kernel.steps) if kernel.codec in loops else _loop(kernel)
     parts = [header, _START, _lines(_addresses(kernel)), "loop:\n", _lines(loop), _REDUCE]
     parts += [_lines(load), _SUM, _lines(multiply), "  S2R R14, SR_CTAID.X\n"]
     if kernel.down:
         return "".join([*parts, _STORE])
-    return "".join([*parts, _ACTIVATE, _lines(_largest()), _QUANTISE])
+    if kernel.codec == "bf16":
+        return "".join([*parts, _ACTIVATE, BF16_STORE])
+    return "".join([*parts, _ACTIVATE, _MAGNITUDE, _lines(_largest()), _QUANTISE])
 
 
 def _addresses(kernel: Kernel) -> Iterator[str]:
@@ -302,7 +315,10 @@ def _addresses(kernel: Kernel) -> Iterator[str]:
     yield f"  IMAD.WIDE.U32 R38, R16, {128 * words:#x}, R38"
     yield f"  IMAD.WIDE.U32 R52, R9, {4 * min(words, 4):#x}, R38"
     yield "  MOV R42, UR6"
-    yield f"  IMAD.WIDE.U32 R54, R42, {4 if kernel.codec == 'w2' else 8:#x}, R52"
+    yield f"  IMAD.WIDE.U32 R54, R42, {4 if kernel.words == steps else 8:#x}, R52"
+    if kernel.codec == "bf16":
+        yield from bf16_addresses(steps)
+        return
     if kernel.codec == "nv":
         yield "  LEA R18, R16, R10, 0x4"
     else:

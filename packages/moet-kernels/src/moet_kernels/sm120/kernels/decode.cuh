@@ -168,13 +168,30 @@ __device__ __forceinline__ void accumulate_nv(float (&sum)[2][4], const Group &g
   }
 }
 
-// Elements (row, vector) of this thread: row lane of each half of the tile, vector `warp`.
+// The partial sums of four warps each, in their order: elements (row, vector) of this thread, row lane of each
+// half of the tile, vector `warp`.
+__device__ __forceinline__ void reduce(float (&out)[2], const float (&sum)[2][4]) {
+  __shared__ float partial[8][8][33];
+  uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+#pragma unroll
+    for (int r = 0; r < 4; r++) partial[warp][(r & 1) * 4 + 2 * i + (r >> 1)][lane] = sum[i][r];
+  __syncthreads();
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    float *from = &partial[4 * half][(warp & 1) * 4 + (lane >> 3)][4 * (lane & 7) + (warp >> 1)];
+    out[half] = from[0];
+#pragma unroll
+    for (int w = 1; w < 4; w++) out[half] += from[w * 8 * 33];
+  }
+}
+
 template <Codec CODEC, int STEPS>
 __device__ __forceinline__ void sums(float (&out)[2], const Group &group, const uint8_t *x, const uint8_t *x_scales,
                                      uint32_t vector, bool exists, uint32_t block, bool inside, uint32_t k,
                                      uint32_t codes_at, uint32_t scales_at) {
   using W = Weights<CODEC, STEPS>;
-  __shared__ float partial[8][8][33];
   uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
   uint32_t blocks = k / (32 * STEPS), first = warp & 3;
   float sum[2][4] = {};
@@ -202,18 +219,7 @@ __device__ __forceinline__ void sums(float (&out)[2], const Group &group, const 
       codes += 128 * W::BYTES, scales += 64 * STEPS, values += 128 * STEPS, value_scales += 4 * STEPS;
     }
   }
-#pragma unroll
-  for (int i = 0; i < 2; i++)
-#pragma unroll
-    for (int r = 0; r < 4; r++) partial[warp][(r & 1) * 4 + 2 * i + (r >> 1)][lane] = sum[i][r];
-  __syncthreads();
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    float *from = &partial[4 * half][(warp & 1) * 4 + (lane >> 3)][4 * (lane & 7) + (warp >> 1)];
-    out[half] = from[0];
-#pragma unroll
-    for (int w = 1; w < 4; w++) out[half] += from[w * 8 * 33];
-  }
+  reduce(out, sum);
 }
 
 // silu(gate) * up in float32: exp(-gate) as 2^n 2^f with |f| <= 1/2, relative error below 5e-7.

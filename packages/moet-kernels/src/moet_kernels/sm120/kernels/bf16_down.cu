@@ -1,0 +1,4 @@
+// Written by write.py's table of kernels. Twin of bf16_down.sass.
+#include "decode_bf16.cuh"
+
+DOWN_BF16(bf16_down, 4)
