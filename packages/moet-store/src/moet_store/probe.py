@@ -10,8 +10,8 @@ from moet_store.rows import Key
 
 __all__ = ["DEPTHS", "rows_for", "throughput", "tune_depth"]
 
-DEPTHS = (2, 4, 8)
-"""Rows with the kernel: with one alone the drive would idle while its checksum is computed."""
+DEPTHS = (1, 2, 4, 8)
+"""Rows with the kernel; one more is being hashed, or waits for its turn."""
 
 NEAR = 0.97
 """A smaller depth that reaches so much of the best is better: demand reads wait less behind it."""

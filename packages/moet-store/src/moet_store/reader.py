@@ -301,7 +301,8 @@ class PackReader:
             row = (self._demand or self._prefetch).popleft()
             if row.started is None:
                 row.started = now
-            alone = not (self._reading or self._demand or self._prefetch)
+            # Beside others it is hashed while they arrive.
+            alone = len(self._rows) == 1
             row.stop = self._first if alone and row.arrived < self._first else self.spec.row_bytes
             self._reading[row.ticket] = row
             file = row.files[0]
