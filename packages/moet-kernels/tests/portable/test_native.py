@@ -9,7 +9,7 @@ import torch
 from moet_core.row import row_layout
 from moet_kernels import arch
 from moet_kernels.committed import digest
-from moet_kernels.portable import few, native
+from moet_kernels.portable import few, native, tile_cuts
 from moet_kernels.portable.build import (
     FOLDER,
     SOURCES,
@@ -17,21 +17,24 @@ from moet_kernels.portable.build import (
     read_manifest,
 )
 from moet_kernels.portable.cuts import CUTS, cut_of, include_text
+from moet_kernels.portable.native_tiles import cubin_path
 from moet_kernels.sass.tools import have_tools, tool_version
 
 GPU = torch.device("cuda", 0)
 
 
-def test_sources_and_ptx_are_the_manifests():
+def test_sources_and_compiled_files_are_the_manifests():
     manifest = read_manifest()
     assert set(manifest.sources) == set(SOURCES)
-    assert set(manifest.ptx) == {native.ptx_path(number).name for number in native.VERSIONS}
-    for name, sha256 in (manifest.sources | manifest.ptx).items():
+    ptx = {native.ptx_path(number).name for number in native.VERSIONS}
+    assert set(manifest.compiled) == {*ptx, cubin_path().name}
+    for name, sha256 in (manifest.sources | manifest.compiled).items():
         assert digest((FOLDER / name).read_bytes()) == sha256, name
 
 
 def test_the_committed_cuts_are_those_of_the_launches():
     assert (FOLDER / "cuts.inc").read_text() == include_text()
+    assert (FOLDER / "tiles.inc").read_text() == tile_cuts.include_text()
 
 
 @pytest.mark.parametrize("number", native.VERSIONS)
@@ -43,16 +46,16 @@ def test_the_ptx_has_every_kernel_that_is_loaded(number):
 
 
 @pytest.mark.skipif(not have_tools("nvcc", "ptxas"), reason="the CUDA programs are missing")
-def test_the_sources_give_the_committed_ptx():
+def test_the_sources_give_the_committed_files():
     if tool_version("nvcc") != read_manifest().nvcc:
-        pytest.skip("another nvcc made the committed PTX")
+        pytest.skip("another nvcc made the committed files")
     assert differences() == []
 
 
 @pytest.mark.skipif(not have_tools("nvcc", "ptxas"), reason="the CUDA programs are missing")
 def test_a_changed_source_is_a_difference(tmp_path):
     if tool_version("nvcc") != read_manifest().nvcc:
-        pytest.skip("another nvcc made the committed PTX")
+        pytest.skip("another nvcc made the committed files")
     folder = shutil.copytree(FOLDER, tmp_path / "cuda")
     source = folder / "codecs.cuh"
     source.write_text(source.read_text() + "// another line\n")
@@ -92,7 +95,7 @@ def test_a_refused_launch_names_kernel_and_device():
     kernels = object.__new__(native.Native)
     kernels.device = GPU
     with pytest.raises(native.NativeError, match=r"launch of down_w2 on cuda:0 .* says 719"):
-        kernels._check((719,), "down_w2")
+        kernels.check((719,), "down_w2")
 
 
 @pytest.fixture

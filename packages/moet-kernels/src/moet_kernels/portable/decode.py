@@ -85,8 +85,9 @@ def _gate_up_rows(
 def swiglu(gate, up, limit, CLAMP: tl.constexpr):
     """Return silu(gate) * up in float32; CLAMP: gate at most limit, up in -limit..limit."""
     if CLAMP:
-        gate = tl.minimum(gate, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit)
+        gate = tl.minimum(gate, limit, tl.PropagateNan.ALL)
+        up = tl.maximum(up, -limit, tl.PropagateNan.ALL)
+        up = tl.minimum(up, limit, tl.PropagateNan.ALL)
     return gate / (1 + tl.exp(-gate)) * up
 
 

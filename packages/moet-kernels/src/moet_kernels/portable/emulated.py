@@ -44,7 +44,8 @@ class EmulatedNative(Native):
         self.cuts = CUTS
         self.processors = processors
         self.launches: list[str] = []
-        self._overlap = True
+        self.overlap = True
+        self.early = True
         self._cubin = Cubin(image)
         self._programs: dict[str, Program] = {}
         self._tensors: list[Tensor] = []
@@ -75,10 +76,18 @@ class EmulatedNative(Native):
         self._tensors.append(out)
         self._results.setdefault(out.data_ptr(), (out, np.zeros(out.nbytes, bool)))
 
-    def _launch(
-        self, name: str, grid: tuple[int, int], threads: int, packed: bytes, *, after: bool
+    def launch(
+        self,
+        name: str,
+        grid: tuple[int, int],
+        threads: int,
+        packed: bytes,
+        *,
+        shared: int = 0,
+        after: bool = False,
     ) -> None:
-        del after
+        """Run a kernel to its end."""
+        del shared, after
         self.launches.append(name)
         program = self._programs.get(name)
         if program is None:

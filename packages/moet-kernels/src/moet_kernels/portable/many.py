@@ -1,4 +1,7 @@
-"""Launches for more tokens than the decode kernels take: pairs sorted by expert, then tiles."""
+"""Launches for more tokens than the decode kernels take: pairs sorted by expert, then tiles.
+
+The tiles are CUDA's on sm_90, for rows that they divide, and Triton's elsewhere.
+"""
 
 from typing import Any, NamedTuple
 
@@ -8,6 +11,7 @@ from torch import Tensor
 
 from moet_kernels import arch
 from moet_kernels.portable import grouping, prefill, ptx
+from moet_kernels.portable.native_tiles import cuts_for, tiles_for
 from moet_kernels.portable.tier import Tier, row_constants
 
 __all__ = ["TileShape", "many_parts", "mark_routed", "tile_shape"]
@@ -77,8 +81,10 @@ def many_parts(
 ) -> None:
     """Set the rows of parts float32 [T * k, H] whose expert is present; see `layer.add_parts`.
 
-    `shape` is `tile_shape`'s choice by default.
+    `shape` asks for Triton's kernels; None leaves the choice to this function.
     """
+    if shape is None and _native_parts(parts, x, topk_ids, base, fine, swiglu_limit):
+        return
     hidden, intermediate = base.layout.hidden, base.layout.intermediate
     pairs, top_k, experts = topk_ids.numel(), topk_ids.shape[1], len(base.slot_of)
     shape = shape or tile_shape(_architecture(x.device), pairs, experts)
@@ -122,6 +128,25 @@ def many_parts(
         num_warps=shape.down_warps,
         **constants,
     )
+
+
+def _native_parts(
+    parts: Tensor,
+    x: Tensor,
+    topk_ids: Tensor,
+    base: Tier,
+    fine: Tier | None,
+    swiglu_limit: float,
+) -> bool:
+    """Compute in CUDA if there are kernels for such rows, else return False."""
+    pairs, top_k = topk_ids.numel(), topk_ids.shape[1]
+    cuts = cuts_for(pairs, len(base.slot_of), base.layout, fine.layout if fine else None)
+    native = tiles_for(x.device) if cuts else None
+    if native is None or cuts is None:
+        return False
+    groups = _sorted(topk_ids, base, fine, cuts[base.layout.codec][0].vectors)
+    native.add_parts(parts, x, top_k, groups, cuts, base, fine, swiglu_limit)
+    return True
 
 
 def _architecture(device: torch.device) -> int:

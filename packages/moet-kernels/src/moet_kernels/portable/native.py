@@ -5,16 +5,14 @@ import struct
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from moet_core.errors import MoetError
 from moet_core.row import RowLayout
 from moet_kernels import arch
-from moet_kernels.launching import Parameters
 from moet_kernels.portable.cuts import CHUNK, CUTS, Cut, cut_of, pack_arguments
+from moet_kernels.portable.module import Module, NativeError
 from moet_kernels.portable.tier import Tier
 
 __all__ = ["FOLDER", "Native", "native_for", "ptx_path", "takes"]
@@ -24,10 +22,6 @@ VERSIONS = (90, 80)
 """Architectures with PTX of their own, the best first; newer ones run it too."""
 
 _COMBINE_THREADS = 256
-
-
-class NativeError(MoetError):
-    """The CUDA kernels cannot be loaded or launched."""
 
 
 def ptx_path(number: int, folder: Path = FOLDER) -> Path:
@@ -42,47 +36,23 @@ def takes(*layouts: RowLayout) -> bool:
     )
 
 
-class Native:
-    """The CUDA kernels on one device.
+class Native(Module):
+    """The CUDA kernels on one device; see `Module`.
 
     Args:
         device: A GPU of sm_80 or newer.
         image: PTX, or a cubin of the device's architecture.
-        overlap: Whether a kernel may start before the one in front has ended, as compiled for
-            sm_90 and newer.
+        overlap: Whether a kernel may start before the one in front has ended.
         cuts: Of the kernels in `image`.
-
-    Raises:
-        NativeError: The driver or its Python bindings refuse.
     """
 
     def __init__(
         self, device: torch.device, image: bytes, *, overlap: bool, cuts: Sequence[Cut] = CUTS
     ) -> None:
-        try:
-            from cuda.bindings import driver
-        except ImportError as error:
-            raise NativeError(f"cuda-bindings does not import: {error}") from error
-        self.device = device
+        super().__init__(device, image, [*(cut.name for cut in cuts), "combine"], overlap=overlap)
         self.cuts = cuts
+        self.early = True
         self.processors = torch.cuda.get_device_properties(device).multi_processor_count
-        self._overlap = overlap
-        self._driver = driver
-        with torch.cuda.device(device):
-            torch.cuda.current_stream().synchronize()  # makes torch's context the current one
-            self._module = self._check(driver.cuModuleLoadData(image))
-        names = [cut.name for cut in cuts] + ["combine"]
-        self._functions = {name: self._function(name) for name in names}
-
-    def _function(self, name: str) -> Any:
-        return self._check(self._driver.cuModuleGetFunction(self._module, name.encode()))
-
-    def _check(self, result: tuple[Any, ...], launched: str = "") -> Any:
-        code, *values = result
-        if int(code):
-            where = f"at the launch of {launched} on {self.device} " if launched else ""
-            raise NativeError(f"{where}the CUDA driver says {getattr(code, 'name', code)}")
-        return values[0] if values else None
 
     def add_parts(
         self,
@@ -161,7 +131,7 @@ class Native:
             top_k,
         )
         grid = -(-hidden // (2 * _COMBINE_THREADS)), tokens
-        self._launch("combine", grid, _COMBINE_THREADS, packed, after=after)
+        self.launch("combine", grid, _COMBINE_THREADS, packed, after=after)
 
     def _stream(
         self,
@@ -184,7 +154,7 @@ class Native:
         codes, scales = layout.codes13, layout.scales13
         if down:
             k, rows, codes, scales = rows, k, layout.codes2, layout.scales2
-        after = after and self._overlap
+        waits = (1 if after else 2 if self.early else 0) if self.overlap else 0
         strip = cut.strip(rows, pairs, self.processors)
         optional = [preferred.slot_of if preferred else None, out, missing, wanted]
         pointers = [t.data_ptr() for t in (x, topk_ids, tier.pool, tier.slot_of)]
@@ -201,37 +171,11 @@ class Native:
             scales.offset,
             layout.tensor_scales.offset,
             strip,
-            int(after),
+            waits,
         )
         packed = pack_arguments(pointers, layout.row_bytes, numbers, swiglu_limit)
         grid = -(-rows // (cut.tile_rows * strip)), pairs
-        self._launch(cut.name, grid, cut.threads, packed, after=after)
-
-    def _launch(
-        self, name: str, grid: tuple[int, int], threads: int, packed: bytes, *, after: bool
-    ) -> None:
-        driver = self._driver
-        parameters = Parameters(packed)
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        function = self._functions[name]
-        if not (after and self._overlap):
-            extra = parameters.address
-            self._check(
-                driver.cuLaunchKernel(function, *grid, 1, threads, 1, 1, 0, stream, 0, extra), name
-            )
-            return
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.sharedMemBytes = 0
-        config.hStream = stream
-        attribute = driver.CUlaunchAttribute()
-        attribute.id = (
-            driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        )
-        attribute.value.programmaticStreamSerializationAllowed = 1
-        config.attrs, config.numAttrs = [attribute], 1
-        self._check(driver.cuLaunchKernelEx(config, function, 0, parameters.address), name)
+        self.launch(cut.name, grid, cut.threads, packed, after=waits > 0)
 
 
 def native_for(device: torch.device) -> Native | None:

@@ -36,6 +36,9 @@ __device__ __forceinline__ uint32_t twice(uint32_t word, int byte) {
   return __byte_perm(word, 0, 0x4040 + 0x0101 * byte);
 }
 
+// fminf would hide that a value is no number.
+__device__ __forceinline__ float at_most(float value, float limit) { return value > limit ? limit : value; }
+
 // Twice the scale of a row's group as a bfloat16 pair; for w2 what `weights` subtracts from.
 template <int CODEC> __device__ __forceinline__ uint32_t scale_pair(uint32_t word, int byte, const Multipliers &m) {
   uint32_t both = twice(word, byte);
@@ -49,11 +52,12 @@ template <int CODEC> __device__ __forceinline__ uint32_t scale_pair(uint32_t wor
 // A w2 word is 32 columns of two rows: the operands of both halves of a step.
 //
 // A level's sign is a bit, its magnitude bit 8 of bfloat16: with both 7 bits apart, one AND takes
-// them out and one multiplication subtracts them from the scale where they belong.
-__device__ __forceinline__ void w2_weights(uint32_t (&p)[8], uint32_t x, uint32_t scale0, uint32_t scale1, const Multipliers &m) {
-  uint32_t small = mad(x, m.by2, 0) ^ x;  // odd bits: the level is +-1, not +-4
+// them out and one multiplication subtracts them from the scale where they belong. `zero` is 0 from
+// where the compiler cannot see it: what comes before it stays before this.
+__device__ __forceinline__ void w2_weights(uint32_t (&p)[8], uint32_t x, uint32_t scale0, uint32_t scale1, const Multipliers &m, uint32_t zero = 0) {
+  uint32_t small = mad(x, m.by2, zero) ^ x;  // odd bits: the level is +-1, not +-4
   uint32_t high = pick(0xAAAAAAAAu, x, small >> 7);
-  uint32_t low = pick(0xFF00FF00u, mad(x, m.by256, 0), mad(small, m.by2, 0));
+  uint32_t low = pick(0xFF00FF00u, mad(x, m.by256, zero), mad(small, m.by2, 0));
   p[7] = mad(high & 0x81008100u, m.minus1, scale1);
   p[6] = mad(high & 0x20402040u, m.minus4, scale0);
   p[5] = mad(high & 0x08100810u, m.minus16, scale1);
@@ -71,9 +75,9 @@ __device__ __forceinline__ uint32_t fp4_pair(uint32_t sign, uint32_t magnitude, 
 }
 
 // An fp4 word is 16 columns of two rows: the operand of one instruction.
-__device__ __forceinline__ void fp4_weights(uint32_t (&p)[4], uint32_t x, uint32_t scale0, uint32_t scale1, const Multipliers &m) {
-  p[0] = fp4_pair(mad(x, m.by4096, 0), mad(x, m.by64, 0), scale0);
-  p[1] = fp4_pair(mad(x, m.by256, 0), mad(x, m.by4, 0), scale1);
-  p[2] = fp4_pair(mad(x, m.by16, 0), x >> 2, scale0);
+__device__ __forceinline__ void fp4_weights(uint32_t (&p)[4], uint32_t x, uint32_t scale0, uint32_t scale1, const Multipliers &m, uint32_t zero = 0) {
+  p[0] = fp4_pair(mad(x, m.by4096, zero), mad(x, m.by64, zero), scale0);
+  p[1] = fp4_pair(mad(x, m.by256, zero), mad(x, m.by4, zero), scale1);
+  p[2] = fp4_pair(mad(x, m.by16, zero), x >> 2, scale0);
   p[3] = fp4_pair(x, x >> 6, scale1);
 }

@@ -6,6 +6,7 @@
 #pragma once
 #include <cuda_bf16.h>
 #include "codecs.cuh"
+#include "copies.cuh"
 
 struct Args {
   const __nv_bfloat16 *x;  // gate and up: x [T, H]; down: activated [pairs, I], in `order_of`
@@ -22,7 +23,7 @@ struct Args {
   int k, rows;  // rows: I or H
   int codes, scales, tensor_scales;  // bytes into a row
   int strip;  // tiles of a block
-  int after;  // starts before the kernel in front has ended
+  int after;  // starts before the kernel in front has ended: 1 for gate-up, 2 for what has no part in this layer
   float limit;  // 0: none
   Multipliers m;
 };
@@ -36,13 +37,6 @@ __device__ __forceinline__ void wait_for_dependencies() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-}
-__device__ __forceinline__ void copy16(uint32_t to, const void *from) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 __device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -95,6 +89,7 @@ template <bool DOWN, int CODEC, int RB, int KS, int NW, int G, int S, int SUMS> 
   const int pair = blockIdx.y;
 
   start_dependents();
+  if (a.after == 2) wait_for_dependencies();
   const int expert = a.ids[pair * a.id_words];
   const bool known = (unsigned)expert < (unsigned)a.experts;
   const int slot = known ? a.slot_of[expert] : -1;
@@ -123,7 +118,7 @@ template <bool DOWN, int CODEC, int RB, int KS, int NW, int G, int S, int SUMS> 
     }
   }
   if (first != pair || slot < 0 || other >= 0) {
-    if (a.after) wait_for_dependencies();
+    if (a.after == 1) wait_for_dependencies();
     return;
   }
 
@@ -184,7 +179,7 @@ template <bool DOWN, int CODEC, int RB, int KS, int NW, int G, int S, int SUMS> 
 #pragma unroll
     for (int d = 0; d < S - 1; d++) copy(d * STAGE);
     __syncthreads();
-    if (start == 0 && a.after) wait_for_dependencies();
+    if (start == 0 && a.after == 1) wait_for_dependencies();
     const int here = min(count - start, 8);
     const int mine = chosen[g < here ? g : 0];  // vectors that do not exist are never stored
     const char *x_begin = (const char *)(a.x + (size_t)(DOWN ? mine : mine * a.per_token >> 16) * a.k + (n > 0 ? ks * G * 128 : 0) + (DOWN ? 8 : 4) * t);
@@ -283,7 +278,7 @@ template <bool DOWN, int CODEC, int RB, int KS, int NW, int G, int S, int SUMS> 
             ((float *)a.out)[to_pair + at] = gate;
           } else {
             up *= scales[1];
-            if (a.limit > 0) gate = fminf(gate, a.limit), up = fminf(fmaxf(up, -a.limit), a.limit);
+            if (a.limit > 0) gate = at_most(gate, a.limit), up = -at_most(-at_most(up, a.limit), a.limit);
             float value = __fdividef(gate, 1 + __expf(-gate)) * up;
             ((__nv_bfloat16 *)a.out)[to_pair + order_of<CODEC>(at)] = __float2bfloat16(value);
           }
