@@ -15,6 +15,7 @@ __all__ = [
     "runs_on_gpu",
     "runs_portable",
     "runs_sm120",
+    "runs_sm90",
     "shared_memory_bytes",
     "usable_backends",
 ]
@@ -51,6 +52,11 @@ def runs_portable(device: torch.device) -> bool:
 def runs_sm120(device: torch.device) -> bool:
     """Whether a device has the instructions of the SM120 kernels, whose code is for it alone."""
     return capability(device) == (12, 0)
+
+
+def runs_sm90(device: torch.device) -> bool:
+    """Whether a device has warpgroup MMAs, whose code is for sm_90 alone."""
+    return capability(device) == (9, 0)
 
 
 def has_async_matrix_units(number: int) -> bool:
