@@ -5,7 +5,7 @@ zero; float32 FFMAs multiply by the row's scale. A lane's four columns of a half
 stand for columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of the instruction, in both of its operands.
 
 Registers, where they differ from `write`: R2, R3 and R20, R21 scales of rows g and g + 8 of the
-second and the first row block, R12..R19 the vector's words of 64 columns, R22 the smallest scale,
+second and the first row block, R12..R19 the vector's words of two steps, R22 the smallest scale,
 R32..R39 fragments of A of a step, R40..R43 its products, R44, R45 selectors, R46, R47 two scales as
 float32, R48, R49 high and low bytes of the levels, R60:61 address of the vector.
 """
@@ -51,7 +51,7 @@ def bf16_addresses(steps: int) -> Iterator[str]:
 
 
 def bf16_loop(steps: int) -> Iterator[str]:
-    """Blocks of 32 * steps columns; the vector's words come 64 columns at a time."""
+    """Blocks of 32 * steps columns; the vector's words come two steps ahead."""
     narrow = "" if steps == 4 else ".U16"
     wide = "NA.LTC128B.128" if steps == 4 else "64"
     for row_block in range(2):
@@ -62,12 +62,11 @@ def bf16_loop(steps: int) -> Iterator[str]:
             where = f"desc[UR8][R{pointer}.64{_offset(8 * steps * row)}]"
             yield f"  LDG.E{narrow}.CONSTANT R{register + row}, {where}"
     yield from _load_vector(0)
+    yield from _load_vector(1)
     yield "  IADD R0, R0, 0x4"
     yield "  ISETP.GE.U32.AND P2, PT, R0, UR11, PT"
     before: list[str] = []
     for step in range(steps):
-        if step == 2:
-            yield from _load_vector(2)
         for row_block in range(2):
             vector = 12 + 4 * (step % 2)
             yield from _first_half(4 + 4 * row_block + step)
@@ -78,6 +77,8 @@ def bf16_loop(steps: int) -> Iterator[str]:
             yield from _second_half()
             yield f"  HMMA.16816.F32.BF16 R40, R36, R{vector + 2}, R40"
             before = [*_scaled(step, row_block)]
+        if step + 2 < steps:
+            yield from _load_vector(step + 2)
     others = ((56, 64 * steps), (58, 64 * steps), (60, 256 * steps))
     for register, stride in ((52, 512 * steps), (54, 512 * steps), *others):
         yield f"  IADD.64 R{register}, R{register}, {stride:#x}"
@@ -86,10 +87,10 @@ def bf16_loop(steps: int) -> Iterator[str]:
 
 
 def _load_vector(step: int) -> Iterator[str]:
-    """Words of two steps: four columns of each half of them."""
-    for half in range(4):
+    """Words of a step: four columns of each half of it."""
+    for half in range(2):
         where = f"desc[UR8][R60.64{_offset(64 * step + 32 * half)}]"
-        yield f"  @!P1 LDG.E.64.CONSTANT R{12 + 2 * half}, {where}"
+        yield f"  @!P1 LDG.E.64.CONSTANT R{12 + 4 * (step % 2) + 2 * half}, {where}"
 
 
 def _first_half(word: int) -> Iterator[str]:
