@@ -11,6 +11,7 @@ executes the operands. What the text leaves out because it is the default (a zer
 @PT) is put in, so that a default and a value share a form.
 """
 
+import functools
 import re
 import struct
 from collections.abc import Iterator
@@ -162,14 +163,20 @@ class Instruction(msgspec.Struct, frozen=True):
     @property
     def key(self) -> str:
         """The name of the form."""
-        guard = "@UP" if self.guard_uniform else "@P"
-        return f"{guard} {self.mnemonic} {','.join(operand.key for operand in self.operands)}"
+        return _key_of(self)
 
     @property
     def slots(self) -> tuple[int, ...]:
         """The numbers that the form leaves open: the guard's, then each operand's."""
         guard = (int(self.guard_not), self.guard)
         return guard + tuple(slot for operand in self.operands for slot in operand.slots)
+
+
+@functools.lru_cache(1 << 16)  # the schedulers ask for the same program hundreds of times
+def _key_of(instruction: Instruction) -> str:
+    guard = "@UP" if instruction.guard_uniform else "@P"
+    operands = ",".join(operand.key for operand in instruction.operands)
+    return f"{guard} {instruction.mnemonic} {operands}"
 
 
 def parse(text: str, arch: Architecture, address: int = 0) -> Instruction:

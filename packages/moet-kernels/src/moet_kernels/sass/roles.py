@@ -53,13 +53,14 @@ Access = tuple[str, int]
 """A register: its file (R, UR, P, UP) and number."""
 
 
-def register_tokens(instruction: Instruction) -> list[tuple[int, str, int]]:
+@functools.lru_cache(maxsize=4096)
+def register_tokens(instruction: Instruction) -> tuple[tuple[int, str, int], ...]:
     """List the registers an instruction names: (slot, file, number), in operand order.
 
     The guard is not among them; that it is read goes without saying.
     """
     slots = instruction.slots
-    return [(slot, file, int(slots[slot])) for slot, file in register_slots(instruction.key)]
+    return tuple((slot, file, int(slots[slot])) for slot, file in register_slots(instruction.key))
 
 
 def _bare(template: str) -> str:
@@ -69,16 +70,25 @@ def _bare(template: str) -> str:
     return re.sub(r"\.(?!reuse)[A-Z][A-Z0-9_]*", "", template)
 
 
-def accesses(instruction: Instruction, form: Form) -> tuple[set[Access], list[tuple[Access, str]]]:
+def accesses(
+    instruction: Instruction, form: Form
+) -> tuple[frozenset[Access], tuple[tuple[Access, str], ...]]:
     """What an instruction writes, and what it reads through which operand.
 
     Zero registers and true predicates are left out. Operands are named by their place; the guard
     is named `@`.
     """
+    return _accesses(instruction, form.roles)
+
+
+@functools.lru_cache(1 << 16)  # the schedulers ask for the same program hundreds of times
+def _accesses(
+    instruction: Instruction, roles: tuple[Roles, ...]
+) -> tuple[frozenset[Access], tuple[tuple[Access, str], ...]]:
     writes: set[Access] = set()
     reads: list[tuple[Access, str]] = []
     named = register_tokens(instruction)
-    roles = form.roles or (Roles(0, 1),) * len(named)
+    roles = roles or (Roles(0, 1),) * len(named)
     for place, ((_, file, number), role) in enumerate(zip(named, roles, strict=True)):
         if number == (NO_PREDICATE if file in ("P", "UP") else 255) or (file, number) == ("UR", 63):
             continue
@@ -86,7 +96,7 @@ def accesses(instruction: Instruction, form: Form) -> tuple[set[Access], list[tu
         reads += [((file, number + i), str(place)) for i in range(role.reads)]
     if instruction.guard != NO_PREDICATE:
         reads.append((("UP" if instruction.guard_uniform else "P", instruction.guard), "@"))
-    return writes, reads
+    return frozenset(writes), tuple(reads)
 
 
 def learn_roles(table: Table, arch: Architecture, twin: bytes, kernel: str) -> Table:

@@ -168,7 +168,7 @@ class _Walker:
             if statement.instruction.opcode == "BAR":
                 writes = writes | {_ORDER}
             elif _QUEUED.match(statement.instruction.opcode):
-                reads = [*reads, (_ORDER, "")]
+                reads = (*reads, (_ORDER, ""))
             self.uses.append((writes, reads))
         self.found: dict[tuple[str, int, int, str, str], int] = {}
         self.leaders = self._leaders()
@@ -292,7 +292,7 @@ class _Walker:
                 for operand in by_register.get(register, ()):
                     self._note(Kind.FIXED, producer, index, register, name, operand + waited, age)
 
-    def _see_writes(self, index: int, name: str, writes: set[Access], state: _State) -> None:
+    def _see_writes(self, index: int, name: str, writes: frozenset[Access], state: _State) -> None:
         for register, producer in state.boards:
             if register in writes:
                 self._note(Kind.OVERWRITE, producer, index, register, name, "", 0)

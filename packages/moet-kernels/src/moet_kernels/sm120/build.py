@@ -9,6 +9,9 @@ made from. `--check` makes everything anew and compares.
 import sys
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 
 from moet_kernels.committed import builder, differing, digest, write_manifest
@@ -58,7 +61,10 @@ def build(out: Path) -> Manifest:
     for name in (*_SHARED_SOURCES, *(f"{name}.cu" for name in COMPILED)):
         if out != FOLDER:
             (out / name).write_bytes((FOLDER / name).read_bytes())
-    kernels = {kernel.name: _build_hand_written(kernel, out) for kernel in KERNELS}
+    # Scheduling takes seconds of Python each; `spawn`, because a fork may not hold other threads.
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        built = pool.map(_build_hand_written, KERNELS, repeat(out))
+        kernels = {kernel.name: one for kernel, one in zip(KERNELS, built, strict=True)}
     kernels |= {name: _build_compiled(name, out) for name in COMPILED}
     manifest = Manifest({name: tool_version(name) for name in ("nvcc", "ptxas")}, kernels)
     write_manifest(out, manifest)
