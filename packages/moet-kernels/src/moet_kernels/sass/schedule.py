@@ -133,7 +133,7 @@ def _boards(program: Program, table: Table) -> list[Control]:
     return controls
 
 
-def _first_use(index: int, writes: set, uses: list) -> int:
+def _first_use(index: int, writes: frozenset, uses: list) -> int:
     """The next instruction, in the order of the text and then from the start, that reads these."""
     count = len(uses)
     for step in range(1, count):
