@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from moet_kernels.sm120.write_bf16 import BF16_STORE, bf16_addresses, bf16_loop
 from moet_kernels.sm120.write_nv import nv_constants, nv_factors, nv_loop
+from moet_kernels.sm120.write_weights import decode_fp4, decode_w2
 
 __all__ = ["KERNELS", "Kernel", "sass_source"]
 
@@ -29,7 +30,7 @@ REGISTERS = 62
 
 
 class Kernel(NamedTuple):
-    """One decode kernel.
+    """One kernel.
 
     Attributes:
         name: of the kernel and its files.
@@ -369,9 +370,10 @@ def _loop(kernel: Kernel) -> Iterator[str]:
     for step in range(steps):
         first, second = _fragments(kernel, step)
         if kernel.codec == "w2":
-            yield from _decode_w2(4 + step, first, 8 + step, second)
+            yield from decode_w2((4 + step, 8 + step), (first, second), range(44, 48), 48)
         else:
-            yield from _decode_fp4(4 + 2 * step, first, 12 + 2 * step, second)
+            yield from decode_fp4(4 + 2 * step, first)
+            yield from decode_fp4(12 + 2 * step, second)
         # Compiled code has URZ with e4m3 weights, never with e2m1.
         kind, first_byte = ("E4M3", "URZ") if kernel.codec == "w2" else ("E2M1", "UR15")
         byte = (first_byte, "UR12", "UR13", "UR14")[step]
@@ -408,41 +410,6 @@ def _codes(kernel: Kernel, target: int, pointer: int) -> Iterator[str]:
         offset = f"+{512 * part:#x}" if part else ""
         where = f"desc[UR8][R{pointer}.64{offset}]"
         yield f"  LDG.E.NA.LTC128B.128.CONSTANT R{target + 4 * part}, {where}"
-
-
-def _decode_w2(word: int, a: int, other_word: int, other_a: int) -> Iterator[str]:
-    """A's registers of a step for both row blocks, in turn: the code words' nibbles select bytes.
-
-    Even fields of a word are registers 0 (low half) and 2, odd fields registers 1 and 3.
-    """
-    pairs = ((word, a, 44, 45), (other_word, other_a, 46, 47))
-    for source, _, even, odd in pairs:
-        yield f"  LOP3.LUT R{even}, R{source}, 0x33333333, RZ, 0xc0, !PT"
-        yield f"  SHF.R.U32.HI R{odd}, RZ, 0x2, R{source}"
-    for _, target, even, odd in pairs:
-        yield f"  LOP3.LUT R{odd}, R{odd}, 0x33333333, RZ, 0xc0, !PT"
-        yield f"  PRMT R{target}, R48, R{even}, RZ"
-        yield f"  SHF.R.U32.HI R{even}, RZ, 0x10, R{even}"
-    for _, target, even, odd in pairs:
-        yield f"  PRMT R{target + 1}, R48, R{odd}, RZ"
-        yield f"  SHF.R.U32.HI R{odd}, RZ, 0x10, R{odd}"
-        yield f"  PRMT R{target + 2}, R48, R{even}, RZ"
-    for _, target, _, odd in pairs:
-        yield f"  PRMT R{target + 3}, R48, R{odd}, RZ"
-
-
-def _decode_fp4(word: int, a: int, other_word: int, other_a: int) -> Iterator[str]:
-    """A's registers of a step for both row blocks: nibbles move into bits 5..2 of bytes.
-
-    The first word of a step holds registers 0 (low nibbles) and 1, the second 2 and 3.
-    """
-    for source, target in ((word, a), (other_word, other_a)):
-        for half in range(2):
-            low, high = target + 2 * half, target + 2 * half + 1
-            yield f"  SHF.L.U32 R{low}, R{source + half}, 0x2, RZ"
-            yield f"  SHF.R.U32.HI R{high}, RZ, 0x2, R{source + half}"
-        for register in range(target, target + 4):
-            yield f"  LOP3.LUT R{register}, R{register}, 0x3c3c3c3c, RZ, 0xc0, !PT"
 
 
 def _largest() -> Iterator[str]:

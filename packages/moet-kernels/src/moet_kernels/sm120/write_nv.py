@@ -9,7 +9,7 @@ A, R40..R47 their products, R20, R21 two scales as float32, R49 the neutral scal
 
 from collections.abc import Iterator
 
-__all__ = ["nv_constants", "nv_factors", "nv_loop"]
+__all__ = ["from_e4m3", "nv_constants", "nv_factors", "nv_loop"]
 
 _LOW_HALF, _HIGH_HALF = 32, 36
 _PRODUCTS = (40, 44)
@@ -70,12 +70,12 @@ def _step(step: int, row_block: int, byte: str) -> Iterator[str]:
     sums, scales = 24 + 4 * row_block, 16 + 2 * row_block
     for half, product in enumerate(_PRODUCTS):
         for row in range(2):
-            yield from _from_e4m3(20 + row, scales + row, 2 * step + half)
+            yield from from_e4m3(20 + row, scales + row, 2 * step + half)
         for i in range(4):
             yield f"  FFMA R{sums + i}, R{product + i}, R{20 + i // 2}, R{sums + i}"
 
 
-def _from_e4m3(target: int, word: int, place: int) -> Iterator[str]:
+def from_e4m3(target: int, word: int, place: int) -> Iterator[str]:
     """Byte `place` of a word as float32: its bits at their places are the value times 2^-120."""
     source = word
     if place < 3:
