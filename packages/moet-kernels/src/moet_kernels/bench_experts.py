@@ -17,6 +17,7 @@ from moet_kernels.bench_device import copy_bandwidth, graph_times, read_bandwidt
 from moet_kernels.experts import Tier, experts
 from moet_kernels.portable.few import DECODE_TOKENS, few_parts, native_kernels_of
 from moet_kernels.portable.many import many_parts
+from moet_kernels.portable.native_tiles import cuts_for, tiles_for
 
 __all__ = ["MODELS", "NOTES", "Batch", "Plan", "Rival", "bench_experts", "path_notes"]
 
@@ -100,18 +101,24 @@ def bench_experts(plan: Plan, rival: Rival | None, say: Callable[[str], None]) -
 
 def path_notes(plan: Plan, device: torch.device) -> tuple[str, ...]:
     """Say which kernels a plan measures on a device: those that the package chooses there."""
-    paths: dict[str, list[str]] = {}
+    few: dict[str, list[str]] = {}
+    many: dict[str, list[str]] = {}
     for name, codec in product(plan.models, plan.codecs):
         model = MODELS[name]
         layout = row_layout(codec, model.hidden, model.intermediate)
         native = native_kernels_of(device, model.top_k, layout)
-        paths.setdefault("Triton" if native is None else "CUDA", []).append(f"{name} {codec}")
+        few.setdefault("Triton" if native is None else "CUDA", []).append(f"{name} {codec}")
+        tiles = tiles_for(device) if cuts_for(1, 1, layout, None) else None
+        many.setdefault("Triton" if tiles is None else "CUDA", []).append(f"{name} {codec}")
     return (
         *(
             f"up to {DECODE_TOKENS} tokens: {path} kernels of decode steps for {', '.join(of)}"
-            for path, of in paths.items()
+            for path, of in few.items()
         ),
-        f"more than {DECODE_TOKENS} tokens: Triton kernels",
+        *(
+            f"more than {DECODE_TOKENS} tokens: {path} kernels of prefill for {', '.join(of)}"
+            for path, of in many.items()
+        ),
     )
 
 

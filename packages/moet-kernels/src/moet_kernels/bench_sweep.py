@@ -10,8 +10,10 @@ from moet_core.results import Measurement, measurement
 from moet_kernels.bench_device import graph_times
 from moet_kernels.bench_experts import MODELS, Batch, Plan, batches, random_tier
 from moet_kernels.portable.few import DECODE_TOKENS, StreamShape, launch_down, launch_gate_up
-from moet_kernels.portable.many import TileShape, many_parts
+from moet_kernels.portable.many import TileShape, many_parts, native_parts
+from moet_kernels.portable.native_tiles import tiles_for
 from moet_kernels.portable.tier import Tier
+from moet_kernels.portable.tile_cuts import TILE_CUTS
 
 __all__ = ["STREAM_SHAPES", "TILE_SHAPES", "sweep"]
 
@@ -84,6 +86,19 @@ def _prefill_cases(tier: Tier, made: list[Batch], limit: float) -> Cases:
         yield (
             f"both, {_described(shape)}",
             [partial(many_parts, parts, b.x, b.ids, tier, None, limit, shape) for b in made],
+        )
+    native, codec = tiles_for(parts.device), tier.layout.codec
+    if native is None:
+        return
+    of_codec = [cut for cut in TILE_CUTS if cut.codec == codec]
+    for gate_up, down in zip(of_codec[::2], of_codec[1::2], strict=True):
+        cuts = {codec: (gate_up, down)}
+        yield (
+            f"both, CUDA, groups of {gate_up.vectors}, {gate_up.warpgroups} warpgroups",
+            [
+                partial(native_parts, native, cuts, parts, b.x, b.ids, tier, None, limit)
+                for b in made
+            ],
         )
 
 

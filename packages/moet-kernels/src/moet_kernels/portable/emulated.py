@@ -45,7 +45,6 @@ class EmulatedNative(Native):
         self.processors = processors
         self.launches: list[str] = []
         self.overlap = True
-        self.early = True
         self._cubin = Cubin(image)
         self._programs: dict[str, Program] = {}
         self._tensors: list[Tensor] = []

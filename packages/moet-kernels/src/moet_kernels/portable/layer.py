@@ -82,8 +82,9 @@ def expert_layer(
         return combine_parts(parts, topk_weights, topk_ids, base, fine)
     mark_routed(topk_ids, base, fine, missing, wanted)  # of all portions, so that none counts twice
     out = torch.empty_like(x)
-    for start in range(0, tokens, at_a_time):
-        part = slice(start, start + at_a_time)
+    portion = -(-tokens // -(-tokens // at_a_time))  # as few as possible, of equal size
+    for start in range(0, tokens, portion):
+        part = slice(start, start + portion)
         ids = topk_ids[part]
         parts = torch.empty(ids.numel(), x.shape[1], dtype=torch.float32, device=x.device)
         many_parts(parts, x[part], ids, base, fine, swiglu_limit)

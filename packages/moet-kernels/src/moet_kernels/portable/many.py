@@ -11,10 +11,17 @@ from torch import Tensor
 
 from moet_kernels import arch
 from moet_kernels.portable import grouping, prefill, ptx
-from moet_kernels.portable.native_tiles import cuts_for, tiles_for
+from moet_kernels.portable.native_tiles import CutsOfTiers, Tiles, cuts_for, tiles_for
 from moet_kernels.portable.tier import Tier, row_constants
 
-__all__ = ["TileShape", "many_parts", "mark_routed", "tile_shape"]
+__all__ = [
+    "TileShape",
+    "many_parts",
+    "mark_routed",
+    "native_parts",
+    "native_tiles_of",
+    "tile_shape",
+]
 
 _SCAN_BLOCK = 1024
 _ARRANGE_BLOCK = 1024
@@ -83,10 +90,13 @@ def many_parts(
 
     `shape` asks for Triton's kernels; None leaves the choice to this function.
     """
-    if shape is None and _native_parts(parts, x, topk_ids, base, fine, swiglu_limit):
+    pairs, experts = topk_ids.numel(), len(base.slot_of)
+    found = native_tiles_of(x.device, pairs, experts, base, fine) if shape is None else None
+    if found is not None:
+        native_parts(*found, parts, x, topk_ids, base, fine, swiglu_limit)
         return
     hidden, intermediate = base.layout.hidden, base.layout.intermediate
-    pairs, top_k, experts = topk_ids.numel(), topk_ids.shape[1], len(base.slot_of)
+    top_k = topk_ids.shape[1]
     shape = shape or tile_shape(_architecture(x.device), pairs, experts)
     order, expert_of = _sorted(topk_ids, base, fine, shape.group)
     other = fine or base
@@ -130,23 +140,28 @@ def many_parts(
     )
 
 
-def _native_parts(
+def native_tiles_of(
+    device: torch.device, pairs: int, experts: int, base: Tier, fine: Tier | None
+) -> tuple[Tiles, CutsOfTiers] | None:
+    """Return the CUDA kernels that compute so many pairs, None if Triton's do."""
+    cuts = cuts_for(pairs, experts, base.layout, fine.layout if fine else None)
+    native = tiles_for(device) if cuts else None
+    return None if native is None or cuts is None else (native, cuts)
+
+
+def native_parts(
+    native: Tiles,
+    cuts: CutsOfTiers,
     parts: Tensor,
     x: Tensor,
     topk_ids: Tensor,
     base: Tier,
     fine: Tier | None,
     swiglu_limit: float,
-) -> bool:
-    """Compute in CUDA if there are kernels for such rows, else return False."""
-    pairs, top_k = topk_ids.numel(), topk_ids.shape[1]
-    cuts = cuts_for(pairs, len(base.slot_of), base.layout, fine.layout if fine else None)
-    native = tiles_for(x.device) if cuts else None
-    if native is None or cuts is None:
-        return False
+) -> None:
+    """Do what `many_parts` does in CUDA."""
     groups = _sorted(topk_ids, base, fine, cuts[base.layout.codec][0].vectors)
-    native.add_parts(parts, x, top_k, groups, cuts, base, fine, swiglu_limit)
-    return True
+    native.add_parts(parts, x, topk_ids.shape[1], groups, cuts, base, fine, swiglu_limit)
 
 
 def _architecture(device: torch.device) -> int:

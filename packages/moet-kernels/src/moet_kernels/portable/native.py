@@ -51,7 +51,6 @@ class Native(Module):
     ) -> None:
         super().__init__(device, image, [*(cut.name for cut in cuts), "combine"], overlap=overlap)
         self.cuts = cuts
-        self.early = True
         self.processors = torch.cuda.get_device_properties(device).multi_processor_count
 
     def add_parts(
@@ -154,7 +153,7 @@ class Native(Module):
         codes, scales = layout.codes13, layout.scales13
         if down:
             k, rows, codes, scales = rows, k, layout.codes2, layout.scales2
-        waits = (1 if after else 2 if self.early else 0) if self.overlap else 0
+        after = after and self.overlap
         strip = cut.strip(rows, pairs, self.processors)
         optional = [preferred.slot_of if preferred else None, out, missing, wanted]
         pointers = [t.data_ptr() for t in (x, topk_ids, tier.pool, tier.slot_of)]
@@ -171,11 +170,11 @@ class Native(Module):
             scales.offset,
             layout.tensor_scales.offset,
             strip,
-            waits,
+            int(after),
         )
         packed = pack_arguments(pointers, layout.row_bytes, numbers, swiglu_limit)
         grid = -(-rows // (cut.tile_rows * strip)), pairs
-        self.launch(cut.name, grid, cut.threads, packed, after=waits > 0)
+        self.launch(cut.name, grid, cut.threads, packed, after=after)
 
 
 def native_for(device: torch.device) -> Native | None:

@@ -20,7 +20,10 @@ from moet_kernels.portable.tile_cuts import (
     tile_cut,
 )
 
-__all__ = ["Tiles", "cubin_path", "cuts_for", "tiles_for"]
+__all__ = ["CutsOfTiers", "Tiles", "cubin_path", "cuts_for", "tiles_for"]
+
+CutsOfTiers = dict[str, tuple[TileCut, TileCut]]
+"""By codec, the kernels for gate-up and for down."""
 
 _ORDER_COLUMNS = 128 * 32
 """Columns that a block of `order` writes."""
@@ -33,12 +36,12 @@ def cubin_path(folder: Path = FOLDER) -> Path:
 
 def cuts_for(
     pairs: int, experts: int, base: RowLayout, fine: RowLayout | None
-) -> dict[str, tuple[TileCut, TileCut]] | None:
-    """Choose the kernels for gate-up and down of each tier, by codec; None if a size has none.
+) -> CutsOfTiers | None:
+    """Choose the kernels for a number of pairs; None if a tier's sizes have none.
 
     Both tiers' groups are of the same number of vectors.
     """
-    found = {}
+    found: CutsOfTiers = {}
     for layout in (base, fine) if fine else (base,):
         gate_up, down = (tile_cut(layout, pairs, experts, down=down) for down in (False, True))
         if gate_up is None or down is None:
@@ -72,7 +75,7 @@ class Tiles(Module):
         x: Tensor,
         top_k: int,
         groups: tuple[Tensor, Tensor],
-        cuts: dict[str, tuple[TileCut, TileCut]],
+        cuts: CutsOfTiers,
         base: Tier,
         fine: Tier | None,
         swiglu_limit: float,

@@ -18,7 +18,6 @@ struct CombineArgs {
 // Each token's weighted sum of the parts of present experts, k ascending, multiplied and then added.
 extern "C" __global__ void __launch_bounds__(256) combine(const __grid_constant__ CombineArgs a) {
   int token = blockIdx.y, column = 2 * (blockIdx.x * 256 + threadIdx.x);
-  start_dependents();
   wait_for_dependencies();
   if (column >= a.hidden) return;
   float2 total = make_float2(0, 0);

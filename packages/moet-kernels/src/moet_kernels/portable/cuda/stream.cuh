@@ -23,7 +23,7 @@ struct Args {
   int k, rows;  // rows: I or H
   int codes, scales, tensor_scales;  // bytes into a row
   int strip;  // tiles of a block
-  int after;  // starts before the kernel in front has ended: 1 for gate-up, 2 for what has no part in this layer
+  int after;  // starts before the kernel in front has ended
   float limit;  // 0: none
   Multipliers m;
 };
@@ -89,7 +89,6 @@ template <bool DOWN, int CODEC, int RB, int KS, int NW, int G, int S, int SUMS> 
   const int pair = blockIdx.y;
 
   start_dependents();
-  if (a.after == 2) wait_for_dependencies();
   const int expert = a.ids[pair * a.id_words];
   const bool known = (unsigned)expert < (unsigned)a.experts;
   const int slot = known ? a.slot_of[expert] : -1;
@@ -118,7 +117,7 @@ template <bool DOWN, int CODEC, int RB, int KS, int NW, int G, int S, int SUMS> 
     }
   }
   if (first != pair || slot < 0 || other >= 0) {
-    if (a.after == 1) wait_for_dependencies();
+    if (a.after) wait_for_dependencies();
     return;
   }
 
@@ -179,7 +178,7 @@ template <bool DOWN, int CODEC, int RB, int KS, int NW, int G, int S, int SUMS> 
 #pragma unroll
     for (int d = 0; d < S - 1; d++) copy(d * STAGE);
     __syncthreads();
-    if (start == 0 && a.after == 1) wait_for_dependencies();
+    if (start == 0 && a.after) wait_for_dependencies();
     const int here = min(count - start, 8);
     const int mine = chosen[g < here ? g : 0];  // vectors that do not exist are never stored
     const char *x_begin = (const char *)(a.x + (size_t)(DOWN ? mine : mine * a.per_token >> 16) * a.k + (n > 0 ? ks * G * 128 : 0) + (DOWN ? 8 : 4) * t);
