@@ -12,7 +12,7 @@ __all__ = ["TILE_CUTS", "TileCut", "include_text", "pack_order", "pack_tiles", "
 _CHUNK_BYTES = {"w2": 576, "fp4-mx": 1088, "fp4-nv": 1152}
 """Codes and scales of 16 rows and 128 columns."""
 
-_PAIRS_OF_16, _PAIRS_OF_32, _PAIRS_OF_64 = 12, 28, 64
+_PAIRS_OF_16, _PAIRS_OF_32, _PAIRS_OF_64 = 12, 28, 48
 """Pairs an expert, on average, up to which groups of 16, of 32, and narrow ones of 64 are fastest
 on an H200 (`moet bench kernels --cuts`)."""
 
