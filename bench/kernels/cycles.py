@@ -1,18 +1,22 @@
 """Predicts kernels by `moet_kernels.sm120.cycles`; those of sm_90 beside what an H200 measured.
 
-    PYTHONPATH=bench python bench/kernels/cycles.py bench/results/cycles.json
+    PYTHONPATH=bench python bench/kernels/cycles.py bench/results/cycles.json [--measured FILE]
 
 Needs the CUDA programs (nvcc, ptxas, nvdisasm) for the twins of sm_90; no GPU. The measured times
-are those of bench/results/sass-own.json: what the model was made from knows nothing of them.
+are those of bench/results/sass-own.json and, if given, of `cycles_gpu.py`: what the model was made
+from knows nothing of them.
 """
 
 import argparse
 import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import product
+from math import prod
 from pathlib import Path
 
 import numpy as np
+from kernels.cycles_gpu import VARIANTS, Variant
 
 import moet_kernels.sass.kernels
 from moet_cli.bench import run_result
@@ -27,10 +31,15 @@ from moet_kernels.sass.schedule import safe, tuned
 from moet_kernels.sass.source import Program
 from moet_kernels.sass.table import committed_table
 from moet_kernels.sass.tools import compile_cuda
-from moet_kernels.sm120.cases import DOWN_ROWS, GATE_UP_ROWS, launch_of, make_case
+from moet_kernels.sm120.cards import CARDS
+from moet_kernels.sm120.cases import DOWN_ROWS, GATE_UP_ROWS
+from moet_kernels.sm120.cases_bf16 import launch_of, make_bf16_case
 from moet_kernels.sm120.cycles import Prediction, Processor, predict, trace
-from moet_kernels.sm120.manifest import FOLDER, cubin_path, read_manifest
-from moet_kernels.sm120.write import KERNELS, Kernel
+from moet_kernels.sm120.manifest import FOLDER
+from moet_kernels.sm120.predict import predict_kernel, trace_kernel
+from moet_kernels.sm120.predicted import MODELS as GEOMETRIES
+from moet_kernels.sm120.predicted import TOKENS
+from moet_kernels.sm120.write import KERNELS
 
 ROOT = Path(__file__).parents[2]
 # Bandwidth: a device copy's, as published for the card or, for the H200, as measured in the run
@@ -47,17 +56,8 @@ H200 = Processor(
     fma_cycles=1,
     matrix_cycles=4,
 )
-PRO_6000 = Processor(
-    name="RTX PRO 6000",
-    count=188,
-    clock=2.6,
-    bandwidth=1.43e12,
-    memory_latency=880,
-    cache_latency=360,
-)
-GDDR7 = 1.792e12
-MODELS = {"GLM-5.2": (6144, 2048, 8), "DeepSeek-V4-Flash": (4096, 2048, 6)}
-"""Hidden size, an expert's columns, experts a token."""
+PRO_6000 = CARDS["RTX PRO 6000"]
+MODELS = ("GLM-5.2", "DeepSeek-V4-Flash")
 
 PAGE = 1 << 28
 BLOCKS = {"copy": 1056, "w2_gemm_bf16": 4096}
@@ -95,7 +95,29 @@ def sm90_programs() -> Iterator[tuple[str, str, Program]]:
         yield kernel, "tuned", tuned(source, table)
 
 
-def compared() -> Iterator[Measurement]:
+def twin_on_h200(variant: Variant) -> Prediction:
+    """Predict a twin of an SM120 kernel, compiled for sm_90a, at a size that was measured."""
+    rows = DOWN_ROWS if variant.is_down else GATE_UP_ROWS
+    sizes = (rows, variant.intermediate) if variant.is_down else (variant.hidden, rows)
+    case = make_bf16_case(*sizes, (1,), 0, down=variant.is_down, exact=True)
+    launch, buffers = launch_of(case)
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / "twin.cubin"
+        compile_cuda(FOLDER / f"{variant.kernel}.cu", path, SM90A.name)
+        cubin = Cubin.open(path)
+    program = disassemble(cubin, variant.kernel)
+    warps = trace(program, launch, buffers, lambda address: address == buffers[2].address)
+    return predict(
+        program,
+        warps,
+        H200,
+        blocks=prod(variant.blocks),
+        shared=cubin.shared_bytes(variant.kernel),
+        registers=cubin.registers(variant.kernel),
+    )
+
+
+def compared(also: Path | None) -> Iterator[Measurement]:
     """Predicted and measured times of sm_90, and how well they agree."""
     found_there = read_result(ROOT / "bench/results/sass-own.json").measurements
     measured = {one.name: one.median for one in found_there if one.unit == "us"}
@@ -106,55 +128,51 @@ def compared() -> Iterator[Measurement]:
         pairs.append((found.microseconds, truth))
         yield measurement(f"H200, time: {kernel} {variant}, predicted", "us", [found.microseconds])
         yield measurement(f"H200, time: {kernel} {variant}, measured", "us", [truth])
+    times = {} if also is None else {m.name: m.median for m in read_result(also).measurements}
+    for variant in VARIANTS if times else ():
+        found = twin_on_h200(variant)
+        pairs.append((found.microseconds, times[variant.name]))
+        for kind, time in zip(("predicted", "measured"), pairs[-1], strict=True):
+            yield measurement(f"H200, time: {variant.name}, {kind}", "us", [time])
     ranks = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0)
     yield measurement("H200, agreement: rank correlation", "1", [np.corrcoef(ranks.T)[0, 1]])
     errors = [abs(p / t - 1) for p, t in pairs]
     yield measurement("H200, agreement: error without its sign", "fraction", errors)
 
 
-def on_sm120(kernel: Kernel, variant: str, model: str, tokens: int) -> Prediction:
-    """Predict a decode kernel with every expert of every token being another one."""
-    hidden, intermediate, top_k = MODELS[model]
-    codec = {"w2": "w2", "fp4": "fp4-mx", "nv": "fp4-nv"}[kernel.codec]
-    rows, wanted = (DOWN_ROWS, hidden) if kernel.down else (GATE_UP_ROWS, intermediate)
-    sizes = (rows, intermediate) if kernel.down else (hidden, rows)
-    case = make_case(codec, *sizes, (1,), 0, down=kernel.down, exact=True)
-    launch, buffers = launch_of(case)
-    program = disassemble(Cubin.open(cubin_path(FOLDER, kernel.name, variant)), kernel.name)
-    warps = trace(program, launch, buffers, lambda address: address == buffers[3].address)
-    built = read_manifest().kernels[kernel.name]
-    blocks = -(-wanted // rows) * top_k * tokens
-    options = {"shared": built.shared, "registers": built.registers[variant]}
-    return predict(program, warps, PRO_6000, blocks=blocks, **options)
-
-
 def predicted() -> Iterator[Measurement]:
     """Time and share of the memory's peak of every decode kernel, tuned and twin."""
-    for model in MODELS:
-        for kernel in KERNELS:
-            if kernel.steps != 4:
-                continue
-            for tokens in (1, 4):
-                for variant in ("tuned", "twin"):
-                    found = on_sm120(kernel, variant, model, tokens)
-                    share = found.memory_bytes / found.microseconds * 1e6 / GDDR7
-                    where = f"{model} {kernel.name}, {variant} {tokens} token{'s'[: tokens > 1]}"
-                    time, part = f"predicted time: {where}", f"predicted share of GDDR7: {where}"
-                    yield measurement(time, "us", [found.microseconds])
-                    yield measurement(part, "fraction", [share])
+    for model, kernel in product(MODELS, KERNELS):
+        if kernel.steps != 4:
+            continue
+        geometry = GEOMETRIES[model]
+        sizes = geometry.hidden, geometry.intermediate
+        rows, wanted = (DOWN_ROWS, sizes[0]) if kernel.down else (GATE_UP_ROWS, sizes[1])
+        for variant in ("tuned", "twin"):
+            traced = trace_kernel(kernel, variant, *sizes)
+            for tokens in TOKENS:
+                blocks = -(-wanted // rows) * geometry.top_k * tokens
+                found = predict_kernel(traced, kernel.name, variant, PRO_6000.processor, blocks)
+                share = found.memory_bytes / found.microseconds * 1e6 / PRO_6000.peak
+                where = f"{model} {kernel.name}, {variant} {tokens} token{'s'[: tokens > 1]}"
+                time, part = f"predicted time: {where}", f"predicted share of GDDR7: {where}"
+                yield measurement(time, "us", [found.microseconds])
+                yield measurement(part, "fraction", [share])
 
 
 def main() -> None:
     """Write the result file."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("result", type=Path)
+    parser.add_argument("--measured", type=Path, help="result of cycles_gpu.py")
     args = parser.parse_args()
     started = datetime.now(UTC)
-    measured = [*compared(), *predicted()]
+    measured = [*compared(args.measured), *predicted()]
+    card = PRO_6000.processor
     notes = (
         "SM120 figures are predictions; no such card was used. H200 times: sass-own.json",
-        f"RTX PRO 6000: {PRO_6000.count} processors at {PRO_6000.clock} GHz, memory at "
-        f"{PRO_6000.bandwidth / 1e12} TB/s (a device copy) of {GDDR7 / 1e12} TB/s",
+        f"RTX PRO 6000: {card.count} processors at {card.clock} GHz, memory at "
+        f"{card.bandwidth / 1e12} TB/s (a device copy) of {PRO_6000.peak / 1e12} TB/s",
         "every token goes through experts of its own; 2 us between two kernels count",
     )
     write_result(args.result, run_result("cycles", started, measured, notes=notes), force=True)

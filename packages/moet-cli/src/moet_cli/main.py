@@ -15,6 +15,7 @@ from moet_cli.machine import find_commit, installed_versions
 from moet_cli.nearest import unknown_name
 from moet_cli.output import Group, Output, command, make_table, verbose_switch
 from moet_cli.pack import add_commands as add_pack_commands
+from moet_cli.predictions import add_command as add_plan
 from moet_core.errors import MoetError
 
 __all__ = ["main"]
@@ -186,6 +187,7 @@ def bench_codecs(
 
 add_pack_commands(command, cli, bench)
 add_bench_kernels(command, bench)
+add_plan(command, cli)
 
 
 @command(bench, "parsers")

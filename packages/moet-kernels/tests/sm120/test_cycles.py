@@ -8,7 +8,7 @@ from moet_kernels.sass.arch import SM120A
 from moet_kernels.sass.schedule import safe, tuned
 from moet_kernels.sass.source import parse_source
 from moet_kernels.sass.table import committed_table
-from moet_kernels.sm120.cases import launch_of, make_case
+from moet_kernels.sm120.cases import CODECS, launch_of, make_case
 from moet_kernels.sm120.cycles import Op, Processor, predict, trace
 from moet_kernels.sm120.write import KERNELS, sass_source
 
@@ -64,9 +64,10 @@ def test_blocks_wait_for_room():
     assert four.cycles == pytest.approx(2 * one.cycles, rel=0.05)
 
 
-def test_a_traced_kernel_reads_its_rows_once():
-    kernel = KERNELS[1]
-    case = make_case("w2", 64, 512, (1,), 0, down=True, exact=True)
+@pytest.mark.parametrize(("name", "bits"), [("w2_down", 2.25), ("nv_down", 4.5)])
+def test_a_traced_kernel_reads_its_rows_once(name, bits):
+    (kernel,) = (kernel for kernel in KERNELS if kernel.name == name)
+    case = make_case(CODECS[kernel.codec], 64, 512, (1,), 0, down=True, exact=True)
     launch, buffers = launch_of(case)
     table = committed_table(SM120A)
     source = parse_source(sass_source(kernel))
@@ -78,7 +79,8 @@ def test_a_traced_kernel_reads_its_rows_once():
         assert len(warps) == 8
         prediction = predict(scheduled, warps, GPU, blocks=2, shared=8448, registers=64)
         assert prediction.resident == 4
-        assert prediction.memory_bytes == 2 * 64 * 512 * 9 // 32  # 2.25 bits a weight
+        factor = 32 if kernel.codec == "nv" else 0  # a sector with the tensor scale, a warp each
+        assert prediction.memory_bytes == 2 * (64 * 512 * bits / 8 + 8 * factor)
         found[name] = prediction.cycles
     assert found["tuned"] < found["safe"]
     assert np.isfinite(found["safe"])

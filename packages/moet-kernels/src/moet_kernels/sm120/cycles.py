@@ -105,9 +105,11 @@ def trace(
         program: The kernel, control fields included.
         launch: Of one block.
         buffers: Its memory.
-        streamed: Whether the buffer at this address comes from memory, not from a cache.
+        streamed: Whether the buffer at this address comes from memory, not from a cache; what a
+            warp reads again comes from a cache.
     """
     warps: list[list[Op]] = [[] for _ in range(launch.threads // WARP)]
+    seen: list[set[int]] = [set() for _ in warps]  # sectors that came from memory before
     addresses = sorted(buffer.address for buffer in buffers)
 
     def watch(machine: Machine, statement: Statement, at: Mask) -> None:
@@ -121,8 +123,9 @@ def trace(
                 touched = np.unique(sectors[warp][sectors[warp] >= 0])
                 for first in touched * _SECTOR:
                     base = addresses[np.searchsorted(addresses, first, side="right") - 1]
-                    if streamed(int(base)):
+                    if streamed(int(base)) and first not in seen[warp]:
                         memory += _SECTOR
+                        seen[warp].add(first)
                     else:
                         cache += _SECTOR
             index = statement.address // 16
