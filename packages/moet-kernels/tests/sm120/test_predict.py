@@ -31,7 +31,7 @@ def test_weights_are_counted_once():
         geometry = MODELS[one.model]
         weights = geometry.hidden * geometry.intermediate * geometry.top_k * one.tokens
         weights *= 1 if one.kernel.endswith("down") else 2
-        assert one.weight_bytes == pytest.approx(weights * bits[one.codec] / 8, rel=1e-3), one
+        assert one.weight_bytes == pytest.approx(weights * bits[one.codec] / 8, rel=5e-3), one
 
 
 @needs_nvdisasm
