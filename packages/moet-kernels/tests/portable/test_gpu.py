@@ -11,6 +11,9 @@ from moet_core.codecs import codec_names
 from moet_core.row import row_layout
 from moet_kernels.decode import decode_rows, tensor_scales
 from moet_kernels.experts import Tier, experts
+from moet_kernels.portable.many import native_parts
+from moet_kernels.portable.native_tiles import tiles_for
+from moet_kernels.portable.tile_cuts import TILE_CUTS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -150,6 +153,34 @@ def test_a_token_does_not_depend_on_the_others_from_1_to_16(rows, model, codec):
         last = slice(16 - tokens, 16)
         part = layer.run((x[last], weights[last], ids[last]))
         assert torch.equal(part, whole[last]), f"the last {tokens} tokens"
+
+
+@pytest.mark.parametrize("codec", codec_names())
+def test_every_kernel_of_prefill_gives_a_pair_the_same_bits(rows, codec):
+    native = tiles_for(torch.device("cuda", 0))
+    if native is None:
+        pytest.skip("these kernels are for sm_90")
+    layer = Layer(rows, codec, 1024, 512, 16, 4)
+    x, _, ids = layer.batch(70)
+    parts, of_codec = [], [cut for cut in TILE_CUTS if cut.codec == codec]
+    for gate_up, down in zip(of_codec[::2], of_codec[1::2], strict=True):
+        found = torch.full((ids.numel(), 1024), torch.nan, device="cuda")
+        native_parts(native, {codec: (gate_up, down)}, found, x, ids, layer.tier, None, 7.0)
+        parts.append(found)
+    assert not parts[0].isnan().any()
+    for cut, found in zip(of_codec[::2], parts, strict=True):
+        assert torch.equal(found, parts[0]), cut.name
+
+
+@pytest.mark.parametrize("tokens", [4, 100])
+@pytest.mark.parametrize("codec", codec_names())
+def test_what_is_no_number_does_not_become_one(rows, codec, tokens):
+    layer = Layer(rows, codec, 512, 256, 16, 4)
+    x, weights, ids = layer.batch(tokens)
+    x[1, 7] = torch.nan
+    out = layer.run((x, weights, ids), swiglu_limit=7.0)
+    assert out.isnan().all(dim=1).nonzero()[:, 0].tolist() == [1]
+    assert out.isnan().any(dim=1).nonzero()[:, 0].tolist() == [1]
 
 
 @pytest.mark.parametrize("tokens", [4, 100])

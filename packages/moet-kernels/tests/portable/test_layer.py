@@ -56,6 +56,15 @@ def test_scales_at_both_ends_decode_exactly(case, portable, rows, tokens):
 
 
 @pytest.mark.parametrize("tokens", [FEW, MANY])
+def test_what_is_no_number_does_not_become_one_where_it_is_clamped(case, portable, tokens):
+    batch = case(tokens, limit=0.05)
+    batch.x[1, 3] = torch.nan
+    no_number = portable(batch).out.isnan()
+    assert no_number.all(dim=1).nonzero()[:, 0].tolist() == [1]
+    assert no_number.any(dim=1).nonzero()[:, 0].tolist() == [1]
+
+
+@pytest.mark.parametrize("tokens", [FEW, MANY])
 def test_swiglu_limit_clamps_gate_and_up(case, portable, error, tokens):
     batch = case(tokens, limit=0.05)
     free = case(tokens).float64()
