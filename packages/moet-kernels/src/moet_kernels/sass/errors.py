@@ -65,6 +65,7 @@ class Fault(StrEnum):
     MISALIGNED = "misaligned"
     UNINITIALISED = "uninitialised read"
     RACE = "race on shared memory"
+    IN_FLIGHT = "not waited for"
     DEADLOCK = "deadlock"
     RUNAWAY = "too many steps"
     UNSUPPORTED = "not emulated"

@@ -55,8 +55,14 @@ def move(machine: Machine, file: File, statement: Statement, mask: Mask) -> None
 
 
 def add3(machine: Machine, file: File, statement: Statement, mask: Mask) -> None:
-    """IADD3 d, [carry outs], a, b, c, [carry ins]: with .X the carries come in."""
+    """IADD3[.64] d, [carry outs], a, b, c, [carry ins]: with .X the carries come in."""
     head, sources, tail = _split(statement.instruction.operands)
+    if "64" in statement.instruction.modifiers:
+        if len(head) > 1 or tail:
+            raise machine.unsupported("a carry of IADD3.64")
+        sums = [np.asarray(pair(machine, file, operand, mask)) for operand in sources]
+        _write64(machine, file, head[0], np.asarray(sums[0] + sums[1] + sums[2]), mask)
+        return
     total: Any = np.uint64(0)
     for operand in sources:
         total = total + _wide(integer(machine, file, operand, mask))
