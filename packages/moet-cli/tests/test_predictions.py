@@ -79,7 +79,7 @@ def test_json_has_what_the_tables_show(capsys):
     assert main(["plan", "Kimi-K2.7", "--codec", "w2", "--codec", "fp4-mx", "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     found = json.loads(line)
-    assert found["event"] == "plan"
+    assert found["event"] == "predictions"
     assert found["expert_layers"] == 60
     chosen = [(one["card"], one["codec"]) for one in found["predicted"]]
     assert chosen == [(c, k) for c in predictions.CARDS for k in ("w2", "fp4-mx")]

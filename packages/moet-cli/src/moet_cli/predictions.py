@@ -110,7 +110,7 @@ def show_plan(
     memory = [memory_of(model, card, codec) for card, codec in chosen]
     layers = len(GEOMETRIES[model].moe_layers)
     data = {
-        "event": "plan",
+        "event": "predictions",
         "model": model,
         "expert_layers": layers,
         "predicted": steps,
