@@ -123,6 +123,19 @@ def test_two_tiers(layer, codec, family, family_of_w2):
     ]
 
 
+@pytest.mark.parametrize("codec", ["w2", "w2 in E4M3", "fp4-mx", "fp4-nv"])
+def test_a_token_that_is_not_a_number_stays_one(layer, codec):
+    if codec == "w2 in E4M3":
+        codec, layer = "w2", layer.quantising()
+    base = tier(codec, 128, 64, [0, 1, 2])
+    x, weights, ids = batch(3, 128, 2, 3)
+    whole = layer.expert_layer(x, weights, ids, base, None, swiglu_limit=LIMIT)
+    x[1, 70] = torch.nan
+    out = layer.expert_layer(x, weights, ids, base, None, swiglu_limit=LIMIT)
+    assert out[1].isnan().all()
+    assert torch.equal(out[::2], whole[::2])
+
+
 def test_one_expert_for_all_of_sixteen_tokens(layer):
     base = tier("w2", 128, 128, [0])
     check(layer, *batch(16, 128, 1, 1), base)
