@@ -143,6 +143,22 @@ def test_gate_and_up_are_clamped(programs, kernel, limit):
     assert of(kernel).mistake(case, of(kernel).run_case(programs(kernel.name), unlimited))
 
 
+@pytest.mark.parametrize("name", ["bf16_down", "bf16_down_k64"])
+@pytest.mark.parametrize("scales", [(0, 1, 2), (219, 220)])
+def test_scales_of_any_size_are_exact(programs, name, scales):
+    """Byte 0 is 2^-127, a subnormal float32."""
+    (kernel,) = (kernel for kernel in KERNELS if kernel.name == name)
+    k = 256 if kernel.steps == 4 else 192
+    case = case_of(kernel, k, exact=True, counts=(3, 1))
+    rows = case.rows.copy()
+    length = case.layout.scales2.length
+    drawn = np.random.default_rng(3).choice(np.array(scales, np.uint8), (len(rows), length))
+    rows[:, case.layout.scales2.slice] = drawn
+    vectors = cases_bf16.from_bfloat16(case.vectors).astype(np.float64)
+    expected = cases.expected_of(case.layout, rows, case.groups, vectors, case.limit, down=True)
+    check(programs, kernel, msgspec.structs.replace(case, rows=rows, expected=expected))
+
+
 @pytest.mark.parametrize("judge", [cases, cases_bf16])
 def test_a_wrong_result_is_described(judge):
     case = case_of(WHOLE[1], 128, exact=True, counts=(2,))
