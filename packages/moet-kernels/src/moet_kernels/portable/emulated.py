@@ -70,11 +70,16 @@ class EmulatedModule:
         """Run a kernel to its end."""
         del after
         self.launches.append(name)
-        program = self._programs.get(name)
-        if program is None:
-            program = self._programs[name] = disassemble(self._cubin, name)
         launch = emulator.Launch((*grid, 1), threads, packed, shared)
-        emulator.emulate(program, launch, [self._buffer(tensor) for tensor in self._tensors])
+        buffers = [self._buffer(tensor) for tensor in self._tensors]
+        emulator.emulate(self.program(name), launch, buffers)
+
+    def program(self, name: str) -> Program:
+        """Return a kernel's machine code."""
+        found = self._programs.get(name)
+        if found is None:
+            found = self._programs[name] = disassemble(self._cubin, name)
+        return found
 
     def _buffer(self, tensor: Tensor) -> Buffer:
         data = tensor.reshape(-1).view(torch.uint8).numpy()

@@ -84,11 +84,15 @@ def refuse_in_flight(machine: Machine, file: File, number: int, mask: Mask) -> N
     state = machine.__dict__.get("mmas_under_way")
     if state is None or not state.mmas or file is not machine.vector:
         return
-    for what, count in (("the accumulator", state.adding), ("part of A", state.reading)):
-        bad = mask & (count[number] > 0)
-        if bad.any():
-            message = f"R{number} is {what} of an MMA that was not waited for."
-            raise machine.fail(Fault.IN_FLIGHT, message, bad)
+    _refuse(machine, state.adding, number, "the accumulator", mask)
+    _refuse(machine, state.reading, number, "part of A", mask)
+
+
+def _refuse(machine: Machine, count: NDArray[np.uint8], number: int, what: str, mask: Mask) -> None:
+    bad = mask & (count[number] > 0)
+    if bad.any():
+        message = f"R{number} is {what} of an MMA that was not waited for."
+        raise machine.fail(Fault.IN_FLIGHT, message, bad)
 
 
 def note_write(machine: Machine, file: File, number: int, mask: Mask) -> None:
@@ -147,7 +151,12 @@ def _product(machine: Machine, file: File, statement: Statement, mask: Mask) -> 
     state, whole = _under_way(machine), _whole_warpgroups(machine, mask)
     numbers = range(d.values[0], d.values[0] + vectors // 2)
     a_numbers = range(a.values[0], a.values[0] + 4)
-    _check_registers(machine, state, (a_numbers, numbers), mask)
+    for number in (*a_numbers, *numbers):
+        if (mask & state.new[number]).any():
+            message = f"R{number} was written after the last WARPGROUP.ARRIVE."
+            raise machine.fail(Fault.IN_FLIGHT, message, mask & state.new[number])
+    for number in numbers:  # that are accumulators already may be added to
+        _refuse(machine, state.reading, number, "part of A", mask)
 
     blocks = np.arange(machine.warps // _WARPS) * _WARPS * WARP // machine.threads
     places = _places(machine, descriptor.values[0] + 2, vectors, whole)
@@ -176,23 +185,6 @@ def _product(machine: Machine, file: File, statement: Statement, mask: Mask) -> 
     )
     if end:
         state.group[whole] += 1
-
-
-def _check_registers(
-    machine: Machine, state: _UnderWay, ranges: tuple[range, range], mask: Mask
-) -> None:
-    a_numbers, numbers = ranges
-    for number in (*a_numbers, *numbers):
-        bad = mask & state.new[number]
-        if bad.any():
-            message = f"R{number} was written after the last WARPGROUP.ARRIVE."
-            raise machine.fail(Fault.IN_FLIGHT, message, bad)
-    for held, of in ((state.adding, a_numbers), (state.reading, numbers)):
-        for number in of:
-            bad = mask & (held[number] > 0)
-            if bad.any():
-                message = f"R{number} belongs to another MMA that was not waited for."
-                raise machine.fail(Fault.IN_FLIGHT, message, bad)
 
 
 def _places(machine: Machine, number: int, vectors: int, whole: Mask) -> NDArray[np.int64]:
