@@ -47,7 +47,7 @@ SASS_TOOLS = (
     "nvidia-cuda-cccl==13.*",
 )
 SM120_TESTS = ("activations", "build", "cycles", "decode", "predict")
-SASS_NEEDS = ("numpy>=1.26", "msgspec>=0.18", "click>=8.2", "rich>=13")
+SASS_NEEDS = ("numpy>=1.26", "msgspec>=0.18", "click>=8.2", "rich>=13", "pytest-xdist>=3.6")
 LINT_TOOLS = (
     "ruff==0.17.6",
     "mypy==2.4.1",
@@ -230,7 +230,8 @@ def sass(session: nox.Session) -> None:
 def sm120(session: nox.Session) -> None:
     """Build the SM120 kernels anew and emulate them; their tests with torch are in `tests`."""
     kernels = [f"packages/moet-kernels/tests/sm120/test_{n}.py" for n in SM120_TESTS]
-    args = session.posargs or [*kernels, "--durations=5"]
+    # Emulation is Python: a process for each core.
+    args = session.posargs or [*kernels, "--numprocesses=auto", "--dist=worksteal", "--durations=5"]
     run(session, str(toolchain_env()), "-m", "pytest", *args)
 
 
