@@ -340,13 +340,15 @@ def test_in_a_process_of_its_own(moet):
     assert (done.code, done.out, done.err) == (0, "copy: exact\n", "")
 
 
-class TestDecodeKernels:
+class TestSm120Kernels:
     """Those of `moet_kernels.sm120`, which are emulated on experts of their own."""
 
     def source(self, name):
         return SOURCES.parents[1] / f"sm120/kernels/{name}.sass"
 
-    @pytest.mark.parametrize("name", ["w2_gate_up", "nv_down_k64"])
+    @pytest.mark.parametrize(
+        "name", ["w2_gate_up", "nv_down_k64", "bf16_down", "w2_gate_up_tiles", "fp4_down_tiles_k64"]
+    )
     @pytest.mark.parametrize("more", [[], ["--exact"]])
     def test_emulate(self, kernels, name, more):
         finished = kernels("emulate", self.source(name), "--json", *more)
@@ -372,3 +374,10 @@ class TestDecodeKernels:
         finished = kernels("emulate", self.source("w2_down"), "--shape", *shape)
         assert finished.code == 2
         assert "wanted M of 1 to 8, N a multiple of 32, K a multiple of 128" in finished.err
+
+    def test_a_tile_has_up_to_16_vectors(self, kernels):
+        source = self.source("w2_down_tiles")
+        assert kernels("emulate", source, "--shape", 16, 64, 128).code == 0
+        finished = kernels("emulate", source, "--shape", 17, 64, 128)
+        assert finished.code == 2
+        assert "wanted M of 1 to 16, N a multiple of 64, K a multiple of 128" in finished.err

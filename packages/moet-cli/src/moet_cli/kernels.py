@@ -97,7 +97,7 @@ def run_emulate(
 
     with _named(source):
         program = _read(source)
-    if program.arch.name == "sm_120a" and _emulate_decode(output, program, shape, seed, exact):
+    if program.arch.name == "sm_120a" and _emulate_sm120(output, program, shape, seed, exact):
         return
     if program.kernel == "copy":
         if shape is not None or exact:
@@ -132,27 +132,37 @@ def run_emulate(
         )
 
 
-def _emulate_decode(
+def _emulate_sm120(
     output: Output, program: "Program", shape: Sequence[int] | None, seed: int, exact: bool
 ) -> bool:
-    """Run one of the SM120 decode kernels on random data; False if the program is none."""
+    """Run one of the SM120 expert kernels on random data; False if the program is none."""
+    from moet_kernels.sm120 import cases, cases_bf16
     from moet_kernels.sm120.activations import steps_of
-    from moet_kernels.sm120.cases import CODECS, make_case, mistake, run_case
-    from moet_kernels.sm120.write import KERNELS
+    from moet_kernels.sm120.build import ALL_KERNELS
+    from moet_kernels.sm120.write_tiles import TILES_KERNELS
 
-    kernel = next((one for one in KERNELS if one.name == program.kernel), None)
+    kernel = next((one for one in ALL_KERNELS if one.name == program.kernel), None)
     if kernel is None:
         return False
+    tiling = cases.PREFILL if kernel in TILES_KERNELS else cases.DECODE
+    rows = 64 if kernel in TILES_KERNELS else 32
     unit = 32 * kernel.steps
     m, n, k = shape or (5, 64, 9 * unit)
     multiple = f"an odd multiple of {unit}" if kernel.steps == 2 else f"a multiple of {unit}"
-    if not 1 <= m <= 8 or n < 1 or n % 32 or k < 1 or k % unit or steps_of(k) != kernel.steps:
+    fits = 1 <= m <= tiling.vectors and n >= rows and n % rows == 0
+    if not fits or k < 1 or k % unit or steps_of(k) != kernel.steps:
         raise UsageError(
-            f"--shape {m} {n} {k}: wanted M of 1 to 8, N a multiple of 32, K {multiple}."
+            f"--shape {m} {n} {k}: wanted M of 1 to {tiling.vectors}, N a multiple of {rows}, "
+            f"K {multiple}."
         )
-    sizes = (n, k) if kernel.down else (k, n)
-    case = make_case(CODECS[kernel.codec], *sizes, (m,), seed, down=kernel.down, exact=exact)
-    flaw = mistake(case, run_case(program, case))
+    sizes = (*((n, k) if kernel.down else (k, n)), (m,), seed)
+    if kernel.codec == "bf16":
+        case = cases_bf16.make_bf16_case(*sizes, down=kernel.down, exact=exact)
+        flaw = cases_bf16.mistake(case, cases_bf16.run_case(program, case))
+    else:
+        codec = cases.CODECS[kernel.codec]
+        case = cases.make_case(codec, *sizes, down=kernel.down, exact=exact, tiling=tiling)
+        flaw = cases.mistake(case, cases.run_case(program, case))
     output.result(
         {"event": "emulate", "kernel": kernel.name, "exact": exact, "flaw": flaw},
         f"{kernel.name}: {flaw or ('exact' if exact else 'within 1e-6')}",

@@ -60,10 +60,10 @@ def experts(
         fine: A second tier, preferred for experts that have a slot in it; present experts of the
             pool serve the others.
         backend: "reference", "portable", "sm120" or "sm120-e4m3"; by default, for bfloat16, sm120
-            on sm_120 and portable on other NVIDIA GPUs of sm_80 and newer, else reference. sm120
-            computes layers of more than 16 tokens as portable does, and by default also rows that
-            it has no kernel for; asked for by name, it refuses those. It takes the activations of
-            w2 rows in bfloat16; sm120-e4m3 rounds those to E4M3 too.
+            on sm_120 and portable on other NVIDIA GPUs of sm_80 and newer, else reference. Rows
+            that sm120 has no kernel for are portable's by default; asked for by name, it refuses
+            them. It rounds activations to E4M3, but those of w2 rows in steps of up to 16 tokens;
+            sm120-e4m3 rounds these too.
 
     Only the reference waits for the device: the others cannot refuse ids out of range, but such
     an id adds to `missing` as an absent expert does.
@@ -252,10 +252,12 @@ def _gpu_layer(
     sm120 = layer_on(x.device)
     if sm120 is not None and backend == "sm120-e4m3":
         sm120 = sm120.quantising()
-    refusal = "has no kernel that may be used" if sm120 is None else sm120.refusal(*layouts)
+    refusal: str | None = "has no kernel that may be used"
+    if sm120 is not None:
+        refusal = sm120.refusal(topk_ids, *layouts)
     if refusal and backend is not None:
         raise ConfigError(f"The backend {backend} {refusal}. Usable here: portable, reference.")
-    return portable if refusal or sm120 is None or not sm120.takes(topk_ids) else sm120
+    return portable if refusal or sm120 is None else sm120
 
 
 def _whole_words(topk_ids: Tensor) -> Tensor:

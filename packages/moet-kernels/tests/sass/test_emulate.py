@@ -136,3 +136,11 @@ def test_moves_and_choices_of_64_bits_take_both_registers(header):
         "SEL.64 R8, R6, R10, P0\nIADD R4, R8, R9"
     )
     assert (on_every_thread(header, chosen) == np.where(np.arange(64) < 32, 0, 16)).all()
+
+
+def test_sums_of_64_bits_carry_inside_and_have_no_carry_of_their_own(header):
+    low = "UMOV UR4, 0xffffffff\nUMOV UR5, 0x6\n"
+    add = "UIADD3.64 UR4, {}, UPT, UR4, 0x3, URZ\nMOV R6, UR4\nMOV R7, UR5\nIADD R4, R6, R7"
+    assert (on_every_thread(header, low + add.format("UPT")) == 2 + 7).all()
+    error = fault(header, low + add.format("UP0") + "\nEXIT\n")
+    assert (error.fault, "carry" in str(error)) == (Fault.UNSUPPORTED, True)

@@ -12,7 +12,8 @@ from moet_kernels.sass.cubin import Cubin
 from moet_kernels.sass.source import write_source
 from moet_kernels.sass.table import committed_table
 from moet_kernels.sass.tools import have_tools, run_tool, tool_version
-from moet_kernels.sm120.build import differences, sources_of
+from moet_kernels.sm120.build import ALL_KERNELS, differences, source_text, sources_of
+from moet_kernels.sm120.cases import DECODE, PREFILL
 from moet_kernels.sm120.manifest import (
     COMPILED,
     FOLDER,
@@ -20,10 +21,11 @@ from moet_kernels.sm120.manifest import (
     listing_path,
     read_manifest,
 )
-from moet_kernels.sm120.write import KERNELS, sass_source
+from moet_kernels.sm120.write_tiles import TILES_KERNELS
 
 MANIFEST = read_manifest()
 ALL = [(name, variant) for name, built in MANIFEST.kernels.items() for variant in built.cubins]
+TILES = {kernel.name for kernel in TILES_KERNELS}
 BY_HAND = [(name, variant) for name, variant in ALL if name not in COMPILED and variant != "twin"]
 needs_tools = pytest.mark.skipif(
     not have_tools("nvcc", "ptxas", "nvdisasm", "cuobjdump"), reason="the CUDA programs are missing"
@@ -31,7 +33,7 @@ needs_tools = pytest.mark.skipif(
 
 
 def test_the_manifest_has_every_kernel():
-    assert set(MANIFEST.kernels) == {kernel.name for kernel in KERNELS} | set(COMPILED)
+    assert set(MANIFEST.kernels) == {kernel.name for kernel in ALL_KERNELS} | set(COMPILED)
     for name, built in MANIFEST.kernels.items():
         assert set(built.cubins) == ({"twin"} if name in COMPILED else {"tuned", "safe", "twin"})
 
@@ -46,8 +48,16 @@ def test_sources_and_cubins_are_the_manifests(name):
         assert digest(cubin_path(FOLDER, name, variant).read_bytes()) == sha256, variant
 
 
+@pytest.mark.parametrize("kernel", ALL_KERNELS, ids=lambda kernel: kernel.name)
 def test_the_written_source_is_committed(kernel):
-    assert (FOLDER / f"{kernel.name}.sass").read_text() == sass_source(kernel)
+    assert (FOLDER / f"{kernel.name}.sass").read_text() == source_text(kernel)
+
+
+def test_headers_are_sources():
+    assert set(sources_of("sort")) == {
+        "sort.cu",
+        *(f"{name}.cuh" for name in ("prepare", "tiles", "decode")),
+    }
 
 
 @pytest.mark.parametrize(("name", "variant"), [p for p in ALL if p[0] not in COMPILED])
@@ -55,7 +65,8 @@ def test_four_blocks_fit_on_a_processor(name, variant):
     """64 K registers, given out in units of 8 a thread; 100 KiB, of which a block loses 1."""
     built = MANIFEST.kernels[name]
     registers = -(-built.registers[variant] // 8) * 8
-    assert 4 * 256 * registers <= 65536
+    threads = (PREFILL if name in TILES else DECODE).threads
+    assert 4 * threads * registers <= 65536
     assert 4 * (built.shared + 1024) <= 100 * 1024
     assert Cubin.open(cubin_path(FOLDER, name, variant)).registers(name) == built.registers[variant]
 

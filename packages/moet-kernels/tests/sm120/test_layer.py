@@ -1,94 +1,16 @@
 """Whole layers in the emulator, from routing to output, against their stated arithmetic."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from sm120_layers import LIMIT, TINYMOE, batch, check, stated, tier, tinymoe_tiers
 
-from moet_core.row import decode_row, encode_expert, row_layout
+from moet_core.row import encode_expert, row_layout
 from moet_core.samples import typical_source
-from moet_core.sources import Nvfp4Source
 from moet_kernels import arch, experts
 from moet_kernels.portable.tier import Tier
 from moet_kernels.sm120 import questions, trust
-from moet_kernels.sm120.activations import dequantise, quantise
 from moet_kernels.sm120.emulated import EmulatedDriver
-
-TINYMOE = Path(__file__).parents[3] / "moet-vllm/src/moet_vllm/tinymoe/checkpoint/model.safetensors"
-LIMIT = 7.0
-
-
-def rows_of(codec, hidden, intermediate, experts, seed=0):
-    shapes = [(intermediate, hidden)] * 2 + [(hidden, intermediate)]
-    sources = [
-        [typical_source("fp32", *s, seed=seed + 9 * e + i) for i, s in enumerate(shapes)]
-        for e in range(experts)
-    ]
-    return np.stack([encode_expert(codec, *three) for three in sources])
-
-
-def batch(tokens, hidden, top_k, experts, seed=0):
-    chance = torch.Generator().manual_seed(seed)
-    x = 4 * torch.randn(tokens, hidden, generator=chance)
-    ids = torch.rand(tokens, experts, generator=chance).topk(top_k).indices
-    weights = torch.rand(tokens, top_k, generator=chance)
-    return x.bfloat16(), weights, ids.int()
-
-
-def rounded(x, codec, bfloat16=True):
-    """Activations as rows of a codec take them."""
-    x = x.astype(np.float32)
-    if codec == "w2" and bfloat16:
-        return torch.from_numpy(x).bfloat16().double().numpy()
-    return dequantise(*quantise(x))
-
-
-def stated(x, weights, ids, base, fine, limit=LIMIT, bfloat16=True):
-    """The layer in float64, activations rounded as they are; parts too."""
-    out, matrices = np.zeros(x.shape), {}
-    for token, pair in np.ndindex(*ids.shape):
-        expert = int(ids[token, pair])
-        tier = fine if fine is not None and fine.slot_of[expert] >= 0 else base
-        slot = int(tier.slot_of[expert])
-        if slot < 0:
-            continue
-        if expert not in matrices:
-            matrices[expert] = decode_row(tier.layout, tier.pool[slot].numpy())
-        w13, w2 = matrices[expert]
-        codec = tier.layout.codec
-        value = rounded(x[token, None].float().numpy(), codec, bfloat16)[0]
-        gate, up = np.split(w13 @ value, 2)
-        gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
-        activated = rounded((gate / (1 + np.exp(-gate)) * up)[None], codec, bfloat16)[0]
-        out[token] += float(weights[token, pair]) * (w2 @ activated)
-    return out
-
-
-def check(layer, x, weights, ids, base, fine=None):
-    options = {
-        "swiglu_limit": LIMIT,
-        "missing": torch.zeros(1, dtype=torch.int32),
-        "wanted": torch.zeros(len(base.slot_of), dtype=torch.uint8),
-    }
-    out = layer.expert_layer(x, weights, ids, base, fine, **options)
-    want = stated(x, weights, ids, base, fine, bfloat16=layer.bfloat16)
-    # bfloat16 rounds the sum; an element within rounding of two E4M3 steps may take the other
-    error = np.abs(out.double().numpy() - want).max(axis=1)
-    assert (error <= 2.0**-8 * np.abs(want).max(axis=1)).all(), error / np.abs(want).max(axis=1)
-    routed = np.unique(ids.numpy())
-    present = base.slot_of.numpy() >= 0
-    if fine is not None:
-        present |= fine.slot_of.numpy() >= 0
-    assert options["missing"].item() == (~present[routed]).sum()
-    assert options["wanted"].nonzero()[:, 0].tolist() == routed.tolist()
-    return out
-
-
-def tier(codec, hidden, intermediate, slots, seed=0):
-    slot_of = torch.tensor(slots, dtype=torch.int32)
-    rows = rows_of(codec, hidden, intermediate, int(slot_of.max()) + 1, seed)
-    return Tier(torch.from_numpy(rows), slot_of, row_layout(codec, hidden, intermediate))
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 8, 9, 16])
@@ -190,27 +112,8 @@ def test_a_layer_of_real_width(layer):
 
 @pytest.mark.skipif(not TINYMOE.exists(), reason="TinyMoE lies in another package")
 def test_tinymoes_layer(layer):
-    safetensors = pytest.importorskip("safetensors")
     routed = 12  # of 64: encoding takes the time
-    rows = {"w2": [], "fp4-nv": []}  # base, and what the checkpoint holds
-    with safetensors.safe_open(TINYMOE, "pt") as file:
-        for expert in range(routed):
-            sources = []
-            for matrix in ("gate_proj", "up_proj", "down_proj"):
-                name = f"model.layers.1.mlp.experts.{expert}.{matrix}"
-                scale = file.get_tensor(f"{name}.weight_scale").view(torch.uint8).numpy()
-                scale_2 = np.float32(file.get_tensor(f"{name}.weight_scale_2"))
-                weight = file.get_tensor(f"{name}.weight").numpy()
-                sources.append(Nvfp4Source(name, weight, scale, scale_2))
-            for codec, found in rows.items():
-                found.append(encode_expert(codec, *sources))
-    tiers = {
-        codec: Tier(torch.from_numpy(np.stack(found)), None, row_layout(codec, 128, 64))
-        for codec, found in rows.items()
-    }
-    base = tiers["w2"]._replace(slot_of=torch.arange(routed, dtype=torch.int32))
-    some = torch.where(torch.arange(routed) < 4, torch.arange(routed), -1).int()
-    fine = tiers["fp4-nv"]._replace(slot_of=some)
+    base, fine = tinymoe_tiers(routed)
     arguments = batch(7, 128, 6, routed)
     # the reference keeps bfloat16 activations; E4M3 ones cost a few percent
     for fine_tier, largest in ((None, 2.0**-8), (fine, 0.08)):

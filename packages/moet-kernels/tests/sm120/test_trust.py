@@ -13,11 +13,13 @@ from moet_core.row import row_layout
 from moet_kernels import arch, experts
 from moet_kernels.committed import digest
 from moet_kernels.sm120 import trust
+from moet_kernels.sm120.build import ALL_KERNELS
 from moet_kernels.sm120.driver import DriverError
 from moet_kernels.sm120.manifest import COMPILED, FOLDER, cubin_path, read_manifest
-from moet_kernels.sm120.write import KERNELS
 
-NAMES = [kernel.name for kernel in KERNELS] + list(COMPILED)
+NAMES = [kernel.name for kernel in ALL_KERNELS] + list(COMPILED)
+FEW = torch.zeros(16, 8, dtype=torch.int32)
+MANY = torch.zeros(17, 8, dtype=torch.int32)
 
 
 class Driver:
@@ -102,23 +104,41 @@ def test_without_a_right_twin_the_layer_is_portable(caplog):
     assert "w2_down" not in layer.functions
     (warning,) = warnings_of(caplog)
     assert warning.endswith("So the portable backend is used.")
-    assert "its kernel w2_down" in layer.refusal(row_layout("w2", 256, 128))
-    assert layer.refusal(row_layout("fp4-mx", 256, 128)) is None
-    assert layer.refusal(row_layout("w2", 256, 64)) is None  # w2_down_k64
+    assert "its kernel w2_down" in layer.refusal(FEW, row_layout("w2", 256, 128))
+    assert layer.refusal(FEW, row_layout("fp4-mx", 256, 128)) is None
+    assert layer.refusal(FEW, row_layout("w2", 256, 64)) is None  # w2_down_k64
 
 
 def test_bfloat16_and_e4m3_kernels_are_trusted_apart():
     flawed = [("bf16_gate_up", variant) for variant in ("tuned", "twin")]
     layer = trust.load_layer(Driver(wrong=flawed))
-    assert "its kernel bf16_gate_up" in layer.refusal(row_layout("w2", 256, 128))
-    assert layer.quantising().refusal(row_layout("w2", 256, 128)) is None
-    assert layer.refusal(row_layout("fp4-nv", 256, 128)) is None
+    assert "its kernel bf16_gate_up" in layer.refusal(FEW, row_layout("w2", 256, 128))
+    assert layer.quantising().refusal(FEW, row_layout("w2", 256, 128)) is None
+    assert layer.refusal(FEW, row_layout("fp4-nv", 256, 128)) is None
 
 
-@pytest.mark.parametrize("name", COMPILED)
-def test_without_prepare_or_combine_nothing_is_computed(name):
+def test_kernels_of_decode_and_prefill_are_trusted_apart():
+    flawed = [("w2_down_tiles", variant) for variant in ("tuned", "twin")]
+    layer = trust.load_layer(Driver(wrong=flawed))
+    assert "its kernel w2_down_tiles," in layer.refusal(MANY, row_layout("w2", 256, 128))
+    assert layer.refusal(MANY, row_layout("fp4-mx", 256, 128)) is None
+    assert layer.refusal(FEW, row_layout("w2", 256, 128)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "few", "many"),
+    [
+        ("prepare", True, False),
+        ("sort", False, True),
+        ("mark", False, True),
+        ("combine", True, True),
+    ],
+)
+def test_without_what_is_around_nothing_is_computed(name, few, many):
     layer = trust.load_layer(Driver(refused=[(name, "twin")]))
-    assert name in layer.refusal(row_layout("w2", 256, 128))
+    for ids, needed in ((FEW, few), (MANY, many)):
+        refusal = layer.refusal(ids, row_layout("w2", 256, 128))
+        assert (refusal == f"may not use its kernel {name}") == needed
 
 
 @pytest.mark.parametrize("damage", ["flip", "delete"])
@@ -205,7 +225,8 @@ class TestDispatch:
         [
             (1, None, "w2", "sm120"),
             (16, "sm120", "fp4-mx", "sm120"),
-            (17, "sm120", "w2", "portable"),
+            (17, "sm120", "w2", "sm120"),
+            (4096, None, "fp4-nv", "sm120"),
             (2, None, "fp4-nv", "sm120"),
             (1, "portable", "w2", "portable"),
         ],

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from moet_kernels.sass.machine import File, Machine, Mask, Operation
-from moet_kernels.sass.operands import Operand
+from moet_kernels.sass.operands import NO_PREDICATE, Operand
 from moet_kernels.sass.source import Statement
 from moet_kernels.sass.values import integer, pair, predicate_or_true, raw, signed
 
@@ -58,7 +58,7 @@ def add3(machine: Machine, file: File, statement: Statement, mask: Mask) -> None
     """IADD3[.64] d, [carry outs], a, b, c, [carry ins]: with .X the carries come in."""
     head, sources, tail = _split(statement.instruction.operands)
     if "64" in statement.instruction.modifiers:
-        if len(head) > 1 or tail:
+        if tail or any(carry.values[0] != NO_PREDICATE for carry in head[1:]):
             raise machine.unsupported("a carry of IADD3.64")
         sums = [np.asarray(pair(machine, file, operand, mask)) for operand in sources]
         _write64(machine, file, head[0], np.asarray(sums[0] + sums[1] + sums[2]), mask)

@@ -53,14 +53,13 @@ Access = tuple[str, int]
 """A register: its file (R, UR, P, UP) and number."""
 
 
-@functools.lru_cache(maxsize=4096)
-def register_tokens(instruction: Instruction) -> tuple[tuple[int, str, int], ...]:
+def register_tokens(instruction: Instruction) -> list[tuple[int, str, int]]:
     """List the registers an instruction names: (slot, file, number), in operand order.
 
     The guard is not among them; that it is read goes without saying.
     """
     slots = instruction.slots
-    return tuple((slot, file, int(slots[slot])) for slot, file in register_slots(instruction.key))
+    return [(slot, file, int(slots[slot])) for slot, file in register_slots(instruction.key)]
 
 
 def _bare(template: str) -> str:

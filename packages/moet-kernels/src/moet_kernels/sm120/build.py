@@ -1,11 +1,12 @@
 """Make the SM120 cubins: `python -m moet_kernels.sm120.build [--check]`.
 
-For every decode kernel: its `.sass` source, the twin compiled by nvcc, and the source assembled
-with both kinds of control fields into copies of the twin, audited. The cubins are committed, so
-that a user needs no CUDA toolkit; `manifest.json` has the SHA-256 of each and of all that it was
-made from. `--check` makes everything anew and compares.
+For every kernel written by hand: its `.sass` source, the twin compiled by nvcc, and the source
+assembled with both kinds of control fields into copies of the twin, audited. The cubins are
+committed, so that a user needs no CUDA toolkit; `manifest.json` has the SHA-256 of each and of all
+that it was made from. `--check` makes everything anew and compares.
 """
 
+import re
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -34,18 +35,26 @@ from moet_kernels.sm120.manifest import (
     listing_path,
 )
 from moet_kernels.sm120.write import KERNELS, Kernel, sass_source
+from moet_kernels.sm120.write_tiles import TILES_KERNELS, tiles_source
 
-__all__ = ["build", "differences", "sources_of"]
+__all__ = ["ALL_KERNELS", "build", "differences", "source_text", "sources_of"]
+
+ALL_KERNELS = (*KERNELS, *TILES_KERNELS)
+"""Those written by hand, for decode and for prefill."""
 
 _SCHEDULES = {"tuned": tuned, "safe": safe}
-_SHARED_SOURCES = ("decode.cuh", "decode_bf16.cuh")
+_INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
 
-def sources_of(kernel: str) -> tuple[str, ...]:
-    """File names of what a kernel's cubins are made from."""
-    hand = () if kernel in COMPILED else (f"{kernel}.sass",)
-    shared = _SHARED_SOURCES if kernel.startswith("bf16_") else _SHARED_SOURCES[:1]
-    return (*hand, f"{kernel}.cu", *shared)
+def sources_of(kernel: str, folder: Path = FOLDER) -> tuple[str, ...]:
+    """File names of what a kernel's cubins are made from, the headers of its own included."""
+    found = [] if kernel in COMPILED else [f"{kernel}.sass"]
+    unread = [f"{kernel}.cu"]
+    while unread:
+        found.append(unread.pop())
+        included = _INCLUDE.findall((folder / found[-1]).read_text())
+        unread += [name for name in included if name not in (*found, *unread)]
+    return tuple(found)
 
 
 def build(out: Path) -> Manifest:
@@ -55,39 +64,48 @@ def build(out: Path) -> Manifest:
         SassError: a source is wrong, or the audit found something.
         ToolError: a program of the CUDA toolkit is missing.
     """
-    for kernel in KERNELS:
-        (out / f"{kernel.name}.sass").write_text(sass_source(kernel))
+    for kernel in ALL_KERNELS:
+        (out / f"{kernel.name}.sass").write_text(source_text(kernel))
         (out / f"{kernel.name}.cu").write_text(_twin(kernel))
-    for name in (*_SHARED_SOURCES, *(f"{name}.cu" for name in COMPILED)):
+    for path in (*FOLDER.glob("*.cuh"), *(FOLDER / f"{name}.cu" for name in COMPILED)):
         if out != FOLDER:
-            (out / name).write_bytes((FOLDER / name).read_bytes())
+            (out / path.name).write_bytes(path.read_bytes())
     # Scheduling takes seconds of Python each; `spawn`, because a fork may not hold other threads.
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        built = pool.map(_build_hand_written, KERNELS, repeat(out))
-        kernels = {kernel.name: one for kernel, one in zip(KERNELS, built, strict=True)}
+        # The longest first, so that no process waits for it at the end.
+        order = sorted(ALL_KERNELS, key=lambda kernel: -len(source_text(kernel)))
+        built = dict(zip(order, pool.map(_build_hand_written, order, repeat(out)), strict=True))
+    kernels = {kernel.name: built[kernel] for kernel in ALL_KERNELS}
     kernels |= {name: _build_compiled(name, out) for name in COMPILED}
     manifest = Manifest({name: tool_version(name) for name in ("nvcc", "ptxas")}, kernels)
     write_manifest(out, manifest)
     return manifest
 
 
+def source_text(kernel: Kernel) -> str:
+    """Return the `.sass` of a kernel."""
+    return tiles_source(kernel) if kernel in TILES_KERNELS else sass_source(kernel)
+
+
 def _twin(kernel: Kernel) -> str:
-    macro = "DOWN" if kernel.down else "GATE_UP"
-    arguments, header = f"{kernel.name}, {kernel.codec}, {kernel.steps}", "decode.cuh"
+    tiles = kernel in TILES_KERNELS
+    parts = ["DOWN" if kernel.down else "GATE_UP", "TILES" if tiles else ""]
+    arguments = [kernel.name, kernel.codec, str(kernel.steps)]
     if kernel.codec in ("nv", "bf16"):
-        macro, arguments = f"{macro}_{kernel.codec.upper()}", f"{kernel.name}, {kernel.steps}"
-    if kernel.codec == "bf16":
-        header = "decode_bf16.cuh"
+        parts.append(arguments.pop(1).upper())
+    macro = "_".join(part for part in parts if part)
+    header = "tiles" if tiles else "decode_bf16" if kernel.codec == "bf16" else "decode"
+    writer = "write_tiles.py" if tiles else "write.py"
     return (
-        f"// Written by write.py's table of kernels. Twin of {kernel.name}.sass.\n"
-        f'#include "{header}"\n\n{macro}({arguments})\n'
+        f"// Written by {writer}'s table of kernels. Twin of {kernel.name}.sass.\n"
+        f'#include "{header}.cuh"\n\n{macro}({", ".join(arguments)})\n'
     )
 
 
 def _build_hand_written(kernel: Kernel, out: Path) -> Built:
     table = committed_table(SM120A)
     images = {"twin": _compile(kernel.name, out)}
-    source = parse_source(sass_source(kernel))
+    source = parse_source(source_text(kernel))
     for variant, schedule in _SCHEDULES.items():
         program = schedule(source, table)
         image = link(images["twin"], program, assemble(program, table))
@@ -121,7 +139,7 @@ def _write(name: str, images: Mapping[str, bytes], out: Path) -> Built:
         cubin_path(out, name, variant).write_bytes(image)
     cubins = {variant: Cubin(image) for variant, image in images.items()}
     return Built(
-        {source: digest((out / source).read_bytes()) for source in sources_of(name)},
+        {source: digest((out / source).read_bytes()) for source in sources_of(name, out)},
         {variant: digest(image) for variant, image in images.items()},
         {variant: cubin.registers(name) for variant, cubin in cubins.items()},
         cubins["twin"].shared_bytes(name),

@@ -1,4 +1,4 @@
-"""Launches of the decode kernels on random experts, with what their stated arithmetic gives.
+"""Launches of the expert kernels on random experts, with what their stated arithmetic gives.
 
 The stated arithmetic, in float64 here: products of weights and quantised vectors are exact, so are
 their sums; gate and up are clamped, activated as silu(gate) * up, and quantised as `activations`
@@ -8,6 +8,7 @@ value is within the same distance of the middle between two.
 
 import struct
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -31,12 +32,15 @@ from moet_kernels.sm120.activations import (
 
 __all__ = [
     "CODECS",
+    "DECODE",
     "DOWN_ROWS",
     "GATE_UP_ROWS",
     "GROUP",
+    "PREFILL",
     "THREADS",
     "TOLERANCE",
     "Case",
+    "Tiling",
     "addressed_groups",
     "expected_of",
     "launch_of",
@@ -47,26 +51,54 @@ __all__ = [
     "run_case",
 ]
 
-GROUP = np.dtype(
-    [("row", "<u8"), ("count", "<u4"), ("unused", "<u4"), ("pair", "<u4", 8), ("token", "<u4", 8)]
-)
-"""An expert and at most 8 pairs (token, k) that go through it: `Group` of `kernels/decode.cuh`."""
-
 CODECS = {"w2": "w2", "fp4": "fp4-mx", "nv": "fp4-nv"}
 """Codec of a family of kernels."""
 
 GATE_UP_ROWS = 32
-"""Rows of each of gate and up that a block of threads computes."""
+"""Rows of each of gate and up that a block of threads computes in decode."""
 
 DOWN_ROWS = 64
-"""Rows of the down projection that a block of threads computes."""
+"""Rows of the down projection that a block of threads computes in decode."""
+
+THREADS = 256
+"""Of a block, in decode."""
+
+
+def _group(vectors: int) -> np.dtype:
+    head = [("row", "<u8"), ("count", "<u4"), ("unused", "<u4")]
+    return np.dtype([*head, ("pair", "<u4", vectors), ("token", "<u4", vectors)])
+
+
+class Tiling(NamedTuple):
+    """How kernels cut a layer.
+
+    Attributes:
+        group: an expert and the pairs (token, k) that go through it together: `Group` of
+            `kernels/decode.cuh`, `Tile` of `kernels/tiles.cuh`.
+        gate_up_rows: rows of each of gate and up that a block of threads computes.
+        down_rows: rows of the down projection that it computes.
+        threads: of a block.
+    """
+
+    group: np.dtype
+    gate_up_rows: int
+    down_rows: int
+    threads: int
+
+    @property
+    def vectors(self) -> int:
+        """Most pairs of a group."""
+        return self.group["pair"].shape[0]
+
+
+DECODE = Tiling(_group(8), GATE_UP_ROWS, DOWN_ROWS, THREADS)
+PREFILL = Tiling(_group(16), 128, 256, 128)
+GROUP = DECODE.group
 
 TOLERANCE = 1e-6
 """Relative error that rounding may have, of an element against the largest of its vector."""
 
 _PAGE = 1 << 28  # distance of the buffers of a case
-THREADS = 256
-"""Of a block."""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -76,12 +108,13 @@ class Case(msgspec.Struct, frozen=True):
         down: whether it is the down projection.
         layout: of the experts' rows.
         rows: uint8 [E, row_bytes].
-        groups: GROUP [G]; `row` is the number of an expert here, not an address.
+        groups: [G] of the tiling's groups; `row` is the number of an expert here, not an address.
         vectors: uint8 [V, K] in fragment order.
         scales: uint8 [V, K / 32].
         limit: bound of gate and up, infinite for none.
         exact: whether every partial sum is a float32.
         expected: float64 [pairs, N], before quantisation; NaN where nothing may be written.
+        tiling: of the kernels it is for.
     """
 
     down: bool
@@ -93,11 +126,12 @@ class Case(msgspec.Struct, frozen=True):
     limit: float
     exact: bool
     expected: NDArray[np.float64]
+    tiling: Tiling = DECODE
 
     @property
     def grid(self) -> tuple[int, int, int]:
         """Blocks of threads."""
-        rows = DOWN_ROWS if self.down else GATE_UP_ROWS
+        rows = self.tiling.down_rows if self.down else self.tiling.gate_up_rows
         return -(-self.expected.shape[1] // rows), len(self.groups), 1
 
 
@@ -111,6 +145,7 @@ def make_case(
     down: bool,
     exact: bool,
     limit: float = np.inf,
+    tiling: Tiling = DECODE,
 ) -> Case:
     """Draw experts and vectors.
 
@@ -118,16 +153,17 @@ def make_case(
         codec: Of the experts.
         hidden: H.
         intermediate: I of this rank.
-        counts: vectors of each group, 0 to 8; group i goes through expert i.
+        counts: vectors of each group, 0 to 8 or 16; group i goes through expert i.
         seed: of the random numbers.
         down: which kernel it is for.
         exact: draw numbers of which every partial sum is a float32.
         limit: bound of gate and up.
+        tiling: of the kernels it is for.
     """
     chance = np.random.default_rng(seed)
     layout = row_layout(codec, hidden, intermediate)
     rows = np.stack([_row(chance, layout, exact) for _ in counts])
-    groups = np.zeros(len(counts), GROUP)
+    groups = np.zeros(len(counts), tiling.group)
     groups["row"], groups["count"] = np.arange(len(counts)), counts
     # What is behind the count must not be used: it points nowhere.
     groups["pair"] = groups["token"] = 1 << 30
@@ -141,7 +177,8 @@ def make_case(
     k = intermediate if down else hidden
     vectors, scales = _vectors(chance, pairs if down else tokens, k, exact)
     expected = expected_of(layout, rows, groups, dequantise(vectors, scales), limit, down=down)
-    return Case(down, layout, rows, groups, to_fragments(vectors), scales, limit, exact, expected)
+    stored = to_fragments(vectors)
+    return Case(down, layout, rows, groups, stored, scales, limit, exact, expected, tiling)
 
 
 def expected_of(
@@ -222,7 +259,7 @@ def launch_of(case: Case) -> tuple[Launch, list[Buffer]]:
     buffers = [Buffer.of(addresses[n], a) for n, a in zip(names[:4], arrays, strict=True)]
     out = Buffer.empty(addresses["out"], pairs * n * (4 if case.down else 1))
     out_scales = Buffer.empty(addresses["out_scales"], 0 if case.down else pairs * n // 32)
-    launch = Launch(case.grid, THREADS, launch_parameters(case, addresses))
+    launch = Launch(case.grid, case.tiling.threads, launch_parameters(case, addresses))
     return launch, [*buffers, out, out_scales]
 
 

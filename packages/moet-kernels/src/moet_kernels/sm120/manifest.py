@@ -19,7 +19,7 @@ __all__ = [
 
 FOLDER = Path(__file__).parent / "kernels"
 VARIANTS = ("tuned", "safe", "twin")
-COMPILED = ("prepare", "combine")
+COMPILED = ("prepare", "sort", "mark", "combine")
 """Kernels that only nvcc makes."""
 
 

@@ -3,26 +3,14 @@
 // Grid (1 + ceil(K / 1024), tokens), 256 threads. Block (0, 0) makes the groups; the blocks behind it
 // quantise, as moet_kernels.sm120.activations says, in fragment order. Pairs are 256 at most; `reciprocal`
 // is 65536 / top_k + 1, because a division would take a subroutine.
-#include <cuda_bf16.h>
-
-#include "decode.cuh"
-
-struct Tier {
-  const int32_t *slot_of;  // [experts], -1 for absent; null where there is no such tier
-  const uint8_t *pool;
-  uint64_t row_bytes;
-  Group *groups;           // [pairs]
-};
-
-__device__ __forceinline__ int32_t slot_in(const Tier &tier, int32_t expert, uint32_t experts) {
-  return tier.slot_of != nullptr && expert >= 0 && expert < experts ? tier.slot_of[expert] : -1;
-}
+#include "prepare.cuh"
 
 // A thread for each pair. The group at a pair's place holds it and the pairs behind it with the same expert,
 // 8 at most; a pair that an earlier group holds makes an empty one.
-__device__ __forceinline__ void make_groups(const int32_t *ids, uint32_t id_words, const Tier &base, const Tier &fine,
-                                            uint8_t *present, uint8_t *wanted, uint32_t *missing,
-                                            uint32_t missing_words, uint32_t pairs, uint32_t reciprocal, uint32_t experts) {
+__device__ __forceinline__ void make_groups(const int32_t *ids, uint32_t id_words, const Tier<Group> &base,
+                                            const Tier<Group> &fine, uint8_t *present, uint8_t *wanted,
+                                            uint32_t *missing, uint32_t missing_words, uint32_t pairs,
+                                            uint32_t reciprocal, uint32_t experts) {
   __shared__ int32_t routed[256];
   __shared__ uint32_t absent[256];
   uint32_t place = threadIdx.x;
@@ -31,13 +19,13 @@ __device__ __forceinline__ void make_groups(const int32_t *ids, uint32_t id_word
   __syncthreads();
   uint32_t before = 0;
   for (uint32_t i = 0; i < pairs; i++) before += i < place && routed[i] == expert;
-  int32_t base_slot = slot_in(base, expert, experts), fine_slot = slot_in(fine, expert, experts);
+  int32_t base_slot = slot_in(base.slot_of, expert, experts), fine_slot = slot_in(fine.slot_of, expert, experts);
   bool is_fine = fine_slot >= 0, is_here = is_fine || base_slot >= 0;
   absent[place] = place < pairs && before == 0 && !is_here;
   if (place < pairs) {
     present[place] = is_here;
     if (wanted != nullptr && expert >= 0 && expert < experts) wanted[expert] = 1;
-    const Tier &tier = is_fine ? fine : base;
+    const Tier<Group> &tier = is_fine ? fine : base;
     Group *group = tier.groups + place;
     uint64_t row = 0;
     uint32_t count = 0;
@@ -65,36 +53,13 @@ __device__ __forceinline__ void make_groups(const int32_t *ids, uint32_t id_word
   missing[0] = low;
 }
 
-__device__ __forceinline__ void quantise(const __nv_bfloat16 *x, uint8_t *values, uint8_t *scales, uint32_t k,
-                                         uint32_t shift) {
-  uint32_t column = ((blockIdx.x - 1) * 256 + threadIdx.x) * 4;
-  bool inside = column < k;
-  uint2 pairs = make_uint2(0, 0);
-  if (inside) pairs = *(const uint2 *)(x + (uint64_t)blockIdx.y * k + column);
-  float value[4] = {__uint_as_float(pairs.x << 16), __uint_as_float(pairs.x & 0xFFFF0000),
-                    __uint_as_float(pairs.y << 16), __uint_as_float(pairs.y & 0xFFFF0000)};
-  uint32_t most = 0;
-#pragma unroll
-  for (int i = 0; i < 4; i++) most = max(most, __float_as_uint(fabsf(value[i])));
-#pragma unroll
-  for (int lanes = 1; lanes < 8; lanes *= 2) most = max(most, __shfl_xor_sync(0xFFFFFFFF, most, lanes));
-  if (!inside) return;
-  uint32_t byte = scale_byte(most), codes = 0;
-#pragma unroll
-  for (int i = 0; i < 4; i++) codes |= to_e4m3(__fmul_rn(value[i], scale_inverse(byte))) << 8 * i;
-  uint32_t block = column >> (5 + shift) << (5 + shift);
-  uint32_t t = column >> 2 & 3, half = column >> 4 & 1, step = column >> 5 & ((1u << shift) - 1);
-  *(uint32_t *)(values + (uint64_t)blockIdx.y * k + block + 4 * (2 * ((t << shift) + step) + half)) = codes;
-  if ((threadIdx.x & 7) == 0) scales[(uint64_t)blockIdx.y * (k >> 5) + (column >> 5)] = (uint8_t)byte;
-}
-
 extern "C" __global__ void __launch_bounds__(256)
-prepare(const __nv_bfloat16 *__restrict__ x, const int32_t *__restrict__ ids, Tier base, Tier fine,
+prepare(const __nv_bfloat16 *__restrict__ x, const int32_t *__restrict__ ids, Tier<Group> base, Tier<Group> fine,
         uint8_t *__restrict__ values, uint8_t *__restrict__ scales, uint8_t *__restrict__ present,
         uint8_t *__restrict__ wanted, uint32_t *__restrict__ missing, uint32_t id_words, uint32_t missing_words,
         uint32_t pairs, uint32_t reciprocal, uint32_t experts, uint32_t k, uint32_t shift) {
   if (blockIdx.x > 0)
-    quantise(x, values, scales, k, shift);
+    quantise(x, values, scales, k, shift, blockIdx.x - 1, blockIdx.y);
   else if (blockIdx.y == 0)
     make_groups(ids, id_words, base, fine, present, wanted, missing, missing_words, pairs, reciprocal, experts);
 }

@@ -1,0 +1,4 @@
+// Written by write_tiles.py's table of kernels. Twin of fp4_down_tiles.sass.
+#include "tiles.cuh"
+
+DOWN_TILES(fp4_down_tiles, fp4, 4)

@@ -1,0 +1,4 @@
+// Written by write_tiles.py's table of kernels. Twin of nv_down_tiles_k64.sass.
+#include "tiles.cuh"
+
+DOWN_TILES_NV(nv_down_tiles_k64, 2)

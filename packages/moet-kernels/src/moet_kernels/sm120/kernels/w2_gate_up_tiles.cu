@@ -1,0 +1,4 @@
+// Written by write_tiles.py's table of kernels. Twin of w2_gate_up_tiles.sass.
+#include "tiles.cuh"
+
+GATE_UP_TILES(w2_gate_up_tiles, w2, 4)
