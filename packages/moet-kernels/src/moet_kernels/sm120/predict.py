@@ -23,17 +23,12 @@ from moet_kernels.sm120 import cases, cases_bf16
 from moet_kernels.sm120.cards import CARDS
 from moet_kernels.sm120.cases import DOWN_ROWS, GATE_UP_ROWS, GROUP, THREADS
 from moet_kernels.sm120.cycles import Op, Prediction, Processor, predict, trace
-from moet_kernels.sm120.manifest import (
-    COMPILED,
-    FOLDER,
-    cubin_path,
-    listing_path,
-    read_manifest,
-)
+from moet_kernels.sm120.manifest import FOLDER, cubin_path, listing_path, read_manifest
 from moet_kernels.sm120.predicted import MODELS, PATH, TOKENS, Launched, Table
 from moet_kernels.sm120.write import KERNELS, Kernel
 
 __all__ = [
+    "launches_beside",
     "listing_digests",
     "predict_kernel",
     "predicted_launches",
@@ -86,7 +81,7 @@ def predict_kernel(
 
 
 def predicted_launches(model: str, codec: str) -> Iterator[Launched]:
-    """Yield what the kernels of one layer take, on every card and for every number of tokens."""
+    """Yield what the kernels of a layer take, on every card and for every number of tokens."""
     geometry = MODELS[model]
     hidden, intermediate = geometry.hidden, geometry.intermediate
     kernels = [k for k in KERNELS if k.codec == _FAMILIES[codec] and k.steps == 4]
@@ -99,11 +94,17 @@ def predicted_launches(model: str, codec: str) -> Iterator[Launched]:
             found = predict_kernel(traced, kernel.name, "tuned", processor, blocks)
             figures = round(found.microseconds, 3), found.memory_bytes
             yield Launched(card, model, codec, tokens, kernel.name, *figures)
+    yield from launches_beside(model, codec)
+
+
+def launches_beside(model: str, codec: str) -> Iterator[Launched]:
+    """Yield what the kernels before and behind those of the codec take."""
+    geometry = MODELS[model]
     for name, tokens in product(_BESIDE, TOKENS):
         launch, buffers = _beside(name, geometry, codec, tokens)
         program = parse_source(listing_path(FOLDER, name).read_text())
         traced = program, trace(program, launch, buffers, lambda _address: False)
-        blocks = tokens * -(-hidden // (4 * THREADS)) if name == "combine" else 1
+        blocks = tokens * -(-geometry.hidden // (4 * THREADS)) if name == "combine" else 1
         for card in CARDS:
             found = predict_kernel(traced, name, "twin", CARDS[card].processor, blocks)
             yield Launched(card, model, codec, tokens, name, round(found.microseconds, 3), 0)
@@ -136,12 +137,9 @@ def _beside(
 
 
 def listing_digests(kernels: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of each kernel's text: what its instructions depend on."""
-    paths = {
-        name: listing_path(FOLDER, name) if name in COMPILED else FOLDER / f"{name}.sass"
-        for name in sorted(kernels)
-    }
-    return {name: digest(path.read_bytes()) for name, path in paths.items()}
+    """Return the SHA-256 of the text of each kernel that is written by hand."""
+    names = sorted(set(kernels) - set(_BESIDE))
+    return {name: digest((FOLDER / f"{name}.sass").read_bytes()) for name in names}
 
 
 def main() -> int:

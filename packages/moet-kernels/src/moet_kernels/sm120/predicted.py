@@ -42,7 +42,7 @@ class Launched(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """The table, and the SHA-256 of the text of each kernel that it is of."""
+    """The table, and the SHA-256 of the text of each hand-written kernel in it."""
 
     listings: dict[str, str]
     launches: tuple[Launched, ...]
