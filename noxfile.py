@@ -46,7 +46,7 @@ SASS_TOOLS = (
     "nvidia-cuda-cuobjdump==13.*",
     "nvidia-cuda-cccl==13.*",
 )
-SM120_TESTS = ("activations", "build", "cycles", "decode", "predict")
+SM120_TESTS = ("activations", "build", "cycles", "decode", "predict", "prefill")
 SASS_NEEDS = ("numpy>=1.26", "msgspec>=0.18", "click>=8.2", "rich>=13", "pytest-xdist>=3.6")
 LINT_TOOLS = (
     "ruff==0.17.6",
