@@ -169,8 +169,9 @@ def main() -> None:
     started = datetime.now(UTC)
     measured = [*compared(args.measured), *predicted()]
     card = PRO_6000.processor
+    times = ["sass-own.json", *([args.measured.name] if args.measured else [])]
     notes = (
-        "SM120 figures are predictions; no such card was used. H200 times: sass-own.json",
+        f"SM120 figures are predictions; no such card was used. H200 times: {', '.join(times)}",
         f"RTX PRO 6000: {card.count} processors at {card.clock} GHz, memory at "
         f"{card.bandwidth / 1e12} TB/s (a device copy) of {PRO_6000.peak / 1e12} TB/s",
         "every token goes through experts of its own; 2 us between two kernels count",
