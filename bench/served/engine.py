@@ -17,7 +17,7 @@ import msgspec
 
 from served.fleet import Spec
 
-__all__ = ["build"]
+__all__ = ["build", "first_port"]
 
 WORKER = {
     "worker_cls": "moet_vllm.worker.MoetWorker",
@@ -31,7 +31,22 @@ MODULES = (
     "vllm.model_executor.models.deepseek_v2",
 )
 
+PORTS = 10_000, 20_000
+"""First port and number of ports that engines divide: below those that systems hand out."""
+
+PORTS_EACH = 8
+
 GRAPHS_ALONE = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+
+
+def first_port(process: int) -> int:
+    """Return where an engine looks for free ports, by the number of its process.
+
+    Left alone, vLLM asks the system for a free port and listens later; engines that start together
+    then get the same one.
+    """
+    first, count = PORTS
+    return first + process * PORTS_EACH % count
 
 
 def import_vllm() -> None:
@@ -95,6 +110,7 @@ def main() -> None:
             answers.write(json.dumps(message) + "\n")
             answers.flush()
 
+        os.environ["VLLM_PORT"] = str(first_port(os.getpid()))
         import_vllm()
         spec = msgspec.convert(json.loads(sys.stdin.readline()), Spec)
         llm = build(spec)

@@ -40,6 +40,12 @@ STOP_SECONDS = 15.0
 """Time for all engines of a fleet to end by themselves."""
 
 
+APART_SECONDS = 1.0
+"""Time between two engines' starts."""
+
+PORT_TAKEN = "EADDRINUSE"
+
+
 class EngineError(Exception):
     """An engine did not start, failed at an order or took too long; says which and why."""
 
@@ -213,7 +219,8 @@ def fleet(
         waiting = list(specs)
         engines.update({spec.name: Engine(spec, logs) for spec in waiting if not spec.after})
         wait_for(steps, "load")
-        for engine in engines.values():
+        for number, engine in enumerate(engines.values()):
+            time.sleep(APART_SECONDS if number else 0)
             engine.begin()
         while waiting:
             started = [s for s in waiting if not s.after or s.after in engines]
@@ -228,6 +235,12 @@ def fleet(
             if not started:
                 raise ValueError(f"engines wait for unknown ones: {[s.after for s in waiting]}")
             waiting = [spec for spec in waiting if spec not in started]
+        for name, engine in engines.items():
+            if not engine.wait(seconds) and PORT_TAKEN in engine.tail(200):
+                print(f"{name}: its port was taken, it starts once more", flush=True)
+                engine.stop(0)
+                engines[name] = Engine(engine.spec, logs)
+                engines[name].begin()
         for engine in engines.values():
             state = "ready" if engine.wait(seconds) else f"FAILED: {engine.error}"
             took = engine.ready.get("seconds", 0.0)

@@ -17,8 +17,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,11 @@ _SCALES = (0x34, 0x3C)
 
 _DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32"}
 
+DRAWING = 8
+"""Dense matrices that are drawn at a time: a CPU draws each in one thread."""
+
+Draw = Callable[[], Tensor]
+
 Entry = tuple[str, str, tuple[int, ...]]
 """A tensor of a shard: name, safetensors dtype, shape."""
 
@@ -69,7 +75,10 @@ def write_model(folder: Path, shape: Shape, device: torch.device, seed: int = 0)
 
     def dense() -> None:
         name = "dense.safetensors"
-        shards[name] = _write_tensors(folder / name, dict(_dense_tensors(shape, device, seed)))
+        named = dict(_dense_tensors(shape, device, seed))
+        with ThreadPoolExecutor(DRAWING) as drawing:
+            drawn = drawing.map(lambda draw: draw(), named.values())
+            shards[name] = _write_tensors(folder / name, dict(zip(named, drawn, strict=True)))
 
     def experts(layer: int) -> None:
         name = f"experts-{layer:02d}.safetensors"
@@ -141,18 +150,21 @@ def _generator(device: torch.device, seed: int, name: str) -> torch.Generator:
     return torch.Generator(device=device).manual_seed(int.from_bytes(digest[:7], "little"))
 
 
-def _dense_tensors(shape: Shape, device: torch.device, seed: int) -> Iterator[tuple[str, Tensor]]:
+def _dense_tensors(shape: Shape, device: torch.device, seed: int) -> Iterator[tuple[str, Draw]]:
     """Yield all tensors but those of the routed experts and the routers' biases."""
 
-    def matrix(name: str, rows: int, columns: int, gain: float = 1.0) -> tuple[str, Tensor]:
-        values = torch.empty(rows, columns, dtype=torch.bfloat16, device=device)
-        values.normal_(0, gain / columns**0.5, generator=_generator(device, seed, name))
-        return f"{name}.weight", values.cpu()
+    def matrix(name: str, rows: int, columns: int, gain: float = 1.0) -> tuple[str, Draw]:
+        def draw() -> Tensor:
+            values = torch.empty(rows, columns, dtype=torch.bfloat16, device=device)
+            values.normal_(0, gain / columns**0.5, generator=_generator(device, seed, name))
+            return values.cpu()
 
-    def ones(name: str, size: int) -> tuple[str, Tensor]:
-        return f"{name}.weight", torch.ones(size, dtype=torch.bfloat16)
+        return f"{name}.weight", draw
 
-    def gated(name: str, width: int) -> Iterator[tuple[str, Tensor]]:
+    def ones(name: str, size: int) -> tuple[str, Draw]:
+        return f"{name}.weight", partial(torch.ones, size, dtype=torch.bfloat16)
+
+    def gated(name: str, width: int) -> Iterator[tuple[str, Draw]]:
         yield matrix(f"{name}.gate_proj", width, shape.hidden)
         yield matrix(f"{name}.up_proj", width, shape.hidden)
         yield matrix(f"{name}.down_proj", shape.hidden, width)
@@ -180,7 +192,8 @@ def _dense_tensors(shape: Shape, device: torch.device, seed: int) -> Iterator[tu
             yield matrix(f"{indexer}.wk", shape.indexer.head_dim, hidden)
             yield matrix(f"{indexer}.weights_proj", shape.indexer.heads, hidden)
             yield ones(f"{indexer}.k_norm", shape.indexer.head_dim)
-            yield f"{indexer}.k_norm.bias", torch.zeros(shape.indexer.head_dim).bfloat16()
+            size = shape.indexer.head_dim
+            yield f"{indexer}.k_norm.bias", partial(torch.zeros, size, dtype=torch.bfloat16)
         if layer < shape.dense_layers:
             yield from gated(f"{prefix}.mlp", shape.dense)
         else:

@@ -112,6 +112,7 @@ SHAPES = {
     "kimi-short": msgspec.structs.replace(KIMI, layers=3),
     # More layers, so that the scheduler's share of a step is smaller.
     "glm-deep": msgspec.structs.replace(GLM, layers=9, vocabulary=18432),
+    "glm-long": msgspec.structs.replace(GLM, layers=13, vocabulary=24576),
     "glm-tall": msgspec.structs.replace(GLM, layers=17, vocabulary=32768),
     "kimi-deep": msgspec.structs.replace(KIMI, layers=8, vocabulary=18432),
     "glm-tiny": msgspec.structs.replace(

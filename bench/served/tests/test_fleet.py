@@ -10,6 +10,7 @@ import time
 
 import pytest
 from served import fleet as module
+from served.engine import PORTS_EACH, first_port
 from served.fleet import Engine, EngineError, Spec, fleet
 from served.identity import Case, compare, measurements
 from served.steps import reach
@@ -103,6 +104,30 @@ def test_models_load_when_the_script_says_so(engine, tmp_path):
         assert time.monotonic() - began >= 0.5
         assert engines["held"].ready
         assert engines["held"].ready["seconds"] <= time.monotonic() - began - 0.5
+
+
+def test_an_engine_whose_port_was_taken_starts_once_more(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "APART_SECONDS", 0)
+    (tmp_path / "echo.py").write_text(
+        "import pathlib, sys\n"
+        f"first = pathlib.Path({str(tmp_path / 'first')!r})\n"
+        "if not first.exists():\n    first.touch(); sys.exit('code: -98, name: EADDRINUSE')\n"
+        + ECHO
+    )
+    with fleet([Spec(name="late", model="nothing")], tmp_path / "logs", 20) as engines:
+        assert not engines["late"].error
+        assert engines["late"].ask("echo", streams=1) == {"streams": 1}
+    (tmp_path / "echo.py").write_text("import sys; sys.exit('EADDRINUSE')")
+    with fleet([Spec(name="never", model="nothing")], tmp_path / "logs", 20) as engines:
+        assert engines["never"].error == "it ended with status 1"
+
+
+def test_ports_of_engines_that_start_together_differ():
+    ports = [first_port(process) for process in range(4_194_000, 4_194_000 + 2500)]
+    spans = {port // PORTS_EACH for port in ports}
+    assert len(spans) == len(ports)
+    assert min(ports) >= 10_000
+    assert max(ports) + PORTS_EACH <= 30_000
 
 
 def test_an_unknown_predecessor_is_an_error(tmp_path):

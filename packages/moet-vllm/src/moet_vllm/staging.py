@@ -209,6 +209,10 @@ class ExpertStaging:
         self._done.add(expert)
         if len(self._done) == self.target.experts:
             self.target.complete()
+            if self.target.device.type == "cuda":
+                # What conversion leaves in the allocator's cache was seen to grow with every
+                # layer, to several times the model's size; other processes may need it.
+                torch.cuda.empty_cache()
 
     def _encode(
         self, expert: int, row: torch.Tensor, layout: RowLayout, sources: list[Any]
