@@ -209,6 +209,7 @@ def test_other_instructions_of_prefill(body, wanted):
         (HGMMA, "@P0 " + HGMMA, Fault.DEADLOCK, "needs all 128 threads"),
         ("0x10040", "0x10140", Fault.OUT_OF_BOUNDS, "outside of shared memory"),
         ("0x40000040", "0x40", Fault.UNSUPPORTED, "without a swizzle of 128 bytes"),
+        ("0x40000040", "0x40020040", Fault.UNSUPPORTED, "with an offset"),
     ],
 )
 def test_what_hardware_leaves_undefined_is_an_error(old, new, fault, said):

@@ -121,8 +121,9 @@ def _local(machine: Machine, file: File, place: Operand, mask: Mask) -> tuple[Wo
 
 
 def _load_local(machine: Machine, file: File, statement: Statement, mask: Mask) -> None:
-    """LDL of 32 bits."""
-    if statement.instruction.modifiers:
+    """LDL[.LU] of 32 bits; with .LU nothing loads them again."""
+    modifiers = statement.instruction.modifiers
+    if modifiers not in ((), ("LU",)):
         raise machine.unsupported(statement.text)
     d, place = statement.instruction.operands
     words, written = _local(machine, file, place, mask)
@@ -130,6 +131,8 @@ def _load_local(machine: Machine, file: File, statement: Statement, mask: Mask) 
         message = "the bytes loaded were never written."
         raise machine.fail(Fault.UNINITIALISED, message, mask & ~written)
     machine.write(file, d.values[0], words, mask)
+    if modifiers:
+        written[mask] = False
 
 
 def _store_local(machine: Machine, file: File, statement: Statement, mask: Mask) -> None:
