@@ -41,7 +41,7 @@ def test_the_committed_cuts_are_those_of_the_launches():
 def test_the_ptx_has_every_kernel_that_is_loaded(number):
     text = native.ptx_path(number).read_text()
     assert f".target sm_{number}\n" in text
-    for name in [cut.name for cut in CUTS] + ["combine"]:
+    for name in [cut.name for cut in CUTS] + ["limbs", "combine"]:
         assert f".entry {name}(" in text, name
 
 

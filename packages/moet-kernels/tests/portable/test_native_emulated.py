@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from moet_core.codecs import codec_names
+from moet_kernels.portable.cuts import limbed_bytes
 from moet_kernels.portable.emulated import EmulatedNative, emulating
 from moet_kernels.portable.native import ptx_path
 from moet_kernels.sass.tools import compile_ptx, have_tools
@@ -49,7 +50,9 @@ def test_a_step_agrees_with_float64(image, case, error, codec):
     made = case(tokens=5, codec=codec, slots=SLOTS, limit=0.5, **SIZES)
     out, launches, missing, wanted = run(image, made)
     assert error(out, made.float64()) < 4e-3
-    assert [name.split("_")[0] for name in launches] == ["gate", "down", "combine"]
+    kernels = [name.split("_")[0] for name in launches if name != "limbs"]
+    assert kernels == ["gate", "down", "combine"]
+    assert launches.count("limbs") == (codec == "w2")
     assert missing == len(absent(made)) == 1
     assert wanted == [int(e in made.ids) for e in range(made.experts)]
 
@@ -65,7 +68,7 @@ def test_two_tiers_prefer_the_fine_one(image, case, error):
     out, launches, missing, _ = run(image, made)
     assert error(out, made.float64()) < 4e-3
     assert missing == len(absent(made)) == 1
-    assert len(launches) == 5
+    assert len(launches) == 6
 
 
 def test_absent_experts_give_exactly_zero(image, case):
@@ -90,7 +93,8 @@ def test_the_base_tier_s_kernel_leaves_experts_of_the_fine_one_alone(image, case
     fine = {"fine_codec": "fp4-nv", "fine_slots": [-1, 1, 2, 0, -1, -1]}
     made = case(tokens=4, slots=[2, 0, -1, 3, -1, 1], **fine, **SIZES)
     parts = torch.full((made.ids.numel(), made.hidden), torch.nan)
-    activated = torch.zeros(made.ids.numel(), made.intermediate, dtype=torch.bfloat16)
+    size = made.ids.numel(), limbed_bytes(made.intermediate)
+    activated = torch.zeros(size, dtype=torch.uint8)
     with emulating():
         ids = made.ids.contiguous()
         EmulatedNative(image)._stream(activated, parts, ids, made.base, made.fine, down=True)

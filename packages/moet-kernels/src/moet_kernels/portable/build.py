@@ -26,6 +26,8 @@ SOURCES = (
     "codecs.cuh",
     "copies.cuh",
     "cuts.inc",
+    "limbs.cuh",
+    "step.cuh",
     "stream.cu",
     "stream.cuh",
     "tiles.cu",

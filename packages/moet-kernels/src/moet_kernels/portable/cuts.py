@@ -4,17 +4,31 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["CHUNK", "CUTS", "MULTIPLIERS", "Cut", "cut_of", "include_text", "pack_arguments"]
+__all__ = [
+    "CHUNK",
+    "CUTS",
+    "LIMBED",
+    "MULTIPLIERS",
+    "Cut",
+    "cut_of",
+    "include_text",
+    "limbed_bytes",
+    "pack_arguments",
+    "packed_multipliers",
+]
 
 CHUNK = 128
 """K must be a multiple: columns that are copied and computed at a time."""
 
-MULTIPLIERS = (-1, -4, -16, -64, -256, 2, 4, 16, 64, 128, 256, 4096)
+LIMBED = 544
+"""Bytes of a chunk of a vector in limbs."""
+
+MULTIPLIERS = (-1, -4, -16, -64, -256, 1, 2, 4, 16, 64, 128, 256, 4096)
 """`Multipliers` of codecs.cuh."""
 
 
 class Cut(NamedTuple):
-    """How a kernel is cut; the template parameters of stream.cuh.
+    """How a kernel is cut; the template parameters of limbs.cuh (w2) or of stream.cuh (others).
 
     Attributes:
         name: The kernel's.
@@ -26,7 +40,7 @@ class Cut(NamedTuple):
         row_groups: Groups of that many warps in a block, each with rows of its own.
         chunks: Chunks of 128 columns that a warp copies at a time.
         stages: Places in shared memory that a warp copies to, in turn.
-        sums: Places in shared memory to add the warps' sums in, in turn.
+        sums: Places in shared memory to add the warps' sums in, in turn; 1 for w2.
         resident: Blocks of a processor at a time; bounds registers.
     """
 
@@ -90,13 +104,27 @@ def include_text(cuts: Sequence[Cut] = CUTS) -> str:
     lines = ["// Written by moet_kernels.portable.build from cuts.py."]
     for cut in cuts:
         codec, down = cut.codec.upper().replace("-", "_"), str(cut.down).lower()
-        lines.append(f"KERNEL({cut.name}, {down}, {codec}, {', '.join(map(str, cut[3:]))})")
+        if cut.codec == "w2":
+            sizes = (*cut[3:8], cut.resident)
+            lines.append(f"INTEGERS({cut.name}, {down}, {', '.join(map(str, sizes))})")
+        else:
+            lines.append(f"KERNEL({cut.name}, {down}, {codec}, {', '.join(map(str, cut[3:]))})")
     return "\n".join(lines) + "\n"
 
 
 def pack_arguments(
     pointers: Sequence[int], row_bytes: int, numbers: Sequence[int], limit: float
 ) -> bytes:
-    """Pack `Args` of stream.cuh: 8 pointers, row_bytes, 12 numbers, the limit."""
-    packed = struct.pack("<8Qq12if12i", *pointers, row_bytes, *numbers, limit, *MULTIPLIERS)
+    """Pack `Args` of step.cuh: 8 pointers, row_bytes, 12 numbers, the limit."""
+    packed = struct.pack("<8Qq12if", *pointers, row_bytes, *numbers, limit) + packed_multipliers()
     return packed + bytes(-len(packed) % 8)
+
+
+def packed_multipliers() -> bytes:
+    """Pack `Multipliers` of codecs.cuh."""
+    return struct.pack(f"<{len(MULTIPLIERS)}i", *MULTIPLIERS)
+
+
+def limbed_bytes(columns: int) -> int:
+    """Bytes of a vector in limbs (limbs.cuh): 4 a column, and 8 scales for every 128 columns."""
+    return columns // CHUNK * LIMBED

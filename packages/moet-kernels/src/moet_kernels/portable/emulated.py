@@ -96,6 +96,11 @@ class EmulatedNative(EmulatedModule, Native):
         self.cuts = CUTS
         self.processors = processors
 
+    def limbs(self, x: Tensor, out: Tensor) -> None:
+        """See `Native.limbs`."""
+        self.lend([x], out)
+        super().limbs(x, out)
+
     def combine(
         self, out: Tensor, parts: Tensor, weights: Tensor, topk_ids: Tensor, base: Tier,
         fine: Tier | None, *, after: bool = False,

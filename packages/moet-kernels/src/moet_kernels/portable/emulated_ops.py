@@ -9,6 +9,13 @@ from numpy.typing import NDArray
 from moet_kernels.sass.errors import Fault
 from moet_kernels.sass.float_ops import from_integer
 from moet_kernels.sass.machine import WARP, File, Machine, Mask, Operation, Words
+from moet_kernels.sass.matrix_ops import (
+    _C_COLUMNS,
+    _C_ROWS,
+    _fragment,
+    _places,
+    _whole_warps,
+)
 from moet_kernels.sass.memory_ops import _addresses
 from moet_kernels.sass.operands import Operand
 from moet_kernels.sass.source import Statement
@@ -99,15 +106,23 @@ def _from_integer(machine: Machine, file: File, statement: Statement, mask: Mask
 
 
 def _to_integer(machine: Machine, file: File, statement: Statement, mask: Mask) -> None:
-    """F2I.FTZ.U32.TRUNC.NTZ: towards zero, what is out of range to the nearest in range."""
-    if statement.instruction.modifiers != ("FTZ", "U32", "TRUNC", "NTZ"):
-        raise machine.unsupported(statement.text)
+    """F2I.FTZ.U32.TRUNC.NTZ: towards zero; F2I.NTZ: to the nearest int32, ties to even.
+
+    What is out of range becomes the nearest in range.
+    """
     d, a = statement.instruction.operands
+    modifiers = statement.instruction.modifiers
+    if modifiers not in (("FTZ", "U32", "TRUNC", "NTZ"), ("NTZ",)):
+        raise machine.unsupported(statement.text)
     value = _words(machine, raw(machine, file, a, mask)).view(np.float32).astype(np.float64)
     if a.negate or a.absolute or np.isnan(value[mask]).any():
         raise machine.unsupported(f"{statement.text} of such a number")
-    whole = np.trunc(np.clip(np.nan_to_num(value), 0, 2**32 - 1))
-    machine.write(file, d.values[0], whole.astype(np.uint32), mask)
+    if modifiers == ("NTZ",):
+        whole = np.clip(np.nan_to_num(np.rint(value)), -(2**31), 2**31 - 1).astype(np.int32)
+        machine.write(file, d.values[0], whole.view(np.uint32), mask)
+        return
+    whole = np.clip(np.nan_to_num(np.trunc(value)), 0, 2**32 - 1).astype(np.uint32)
+    machine.write(file, d.values[0], whole, mask)
 
 
 def _local(machine: Machine, file: File, place: Operand, mask: Mask) -> tuple[Words, Mask]:
@@ -149,7 +164,42 @@ def _nothing(_machine: Machine, _file: File, _statement: Statement, _mask: Mask)
     pass  # the kernel in front has ended
 
 
+def _byte_product(machine: Machine, file: File, statement: Statement, mask: Mask) -> None:
+    """IMMA.16832.S8.S8 d, a, b, RZ: an exact sum of 32 products of signed bytes."""
+    d, a, b, c = statement.instruction.operands
+    if statement.instruction.modifiers != ("16832", "S8", "S8") or c.values[0] != file.zero:
+        raise machine.unsupported(statement.text)
+    warps = _whole_warps(machine, mask)
+    rows, columns, b_columns, b_rows = _places(4)
+    matrix_a, matrix_b = np.zeros((len(warps), 16, 32)), np.zeros((len(warps), 32, 8))
+    matrix_a[:, rows, columns] = _fragment(machine, file, a, 4, mask, warps, np.int8)
+    matrix_b[:, b_rows, b_columns] = _fragment(machine, file, b, 2, mask, warps, np.int8)
+    result = (matrix_a @ matrix_b).astype(np.int32)[:, _C_ROWS, _C_COLUMNS].view(np.uint32)
+    spread = np.zeros((machine.warps, WARP), bool)
+    spread[warps] = True
+    for part in range(4):
+        full = np.zeros((machine.warps, WARP), np.uint32)
+        full[warps] = result[:, part]
+        machine.write(file, d.values[0] + part, full.reshape(-1), spread.reshape(-1))
+
+
+def _save_predicates(machine: Machine, file: File, statement: Statement, mask: Mask) -> None:
+    """P2R d, PR, RZ, which: the thread's predicates as bits of a register."""
+    d, *_, zero, which = statement.instruction.operands
+    chosen = int(which.values[0])
+    if zero.values[0] != file.zero or chosen >> 7:
+        raise machine.unsupported(statement.text)
+    words = np.zeros(machine.count, np.uint32)
+    for number in range(7):
+        if chosen >> number & 1:
+            held = machine.predicate(file, "P", number, mask)
+            words |= held.astype(np.uint32) << np.uint32(number)
+    machine.write(file, d.values[0], words, mask)
+
+
 OPERATIONS: dict[str, Operation] = {
+    "P2R": _save_predicates,
+    "IMMA": _byte_product,
     "VOTE": _vote,
     "VOTEU": _vote,
     "VIADDMNMX": _add_then_least,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moet_core.row import RowLayout
 from moet_kernels import arch
-from moet_kernels.portable.cuts import CHUNK, CUTS, Cut, cut_of, pack_arguments
+from moet_kernels.portable.cuts import CHUNK, CUTS, Cut, cut_of, limbed_bytes, pack_arguments
 from moet_kernels.portable.module import Module, NativeError
 from moet_kernels.portable.tier import Tier
 
@@ -49,7 +49,8 @@ class Native(Module):
     def __init__(
         self, device: torch.device, image: bytes, *, overlap: bool, cuts: Sequence[Cut] = CUTS
     ) -> None:
-        super().__init__(device, image, [*(cut.name for cut in cuts), "combine"], overlap=overlap)
+        names = [*(cut.name for cut in cuts), "limbs", "combine"]
+        super().__init__(device, image, names, overlap=overlap)
         self.cuts = cuts
         self.processors = torch.cuda.get_device_properties(device).multi_processor_count
 
@@ -65,14 +66,11 @@ class Native(Module):
         wanted: Tensor | None = None,
     ) -> None:
         """Set the rows of parts whose expert is present; see `layer.add_parts`."""
-        shape = topk_ids.numel(), base.layout.intermediate
-        activated = torch.empty(shape, dtype=torch.bfloat16, device=x.device)
-        self.gate_up(activated, x, topk_ids, base, fine, swiglu_limit, missing, wanted)
+        activated = self.gate_up(x, topk_ids, base, fine, swiglu_limit, missing, wanted)
         self.down(parts, activated, topk_ids, base, fine)
 
     def gate_up(
         self,
-        activated: Tensor,
         x: Tensor,
         topk_ids: Tensor,
         base: Tier,
@@ -80,31 +78,56 @@ class Native(Module):
         swiglu_limit: float,
         missing: Tensor | None = None,
         wanted: Tensor | None = None,
-    ) -> None:
-        """Set activated bfloat16 [T * k, I] to silu(gate(x)) * up(x), in `order_of` its codec."""
-        if x.data_ptr() % 16:
-            x = x.clone()
-        self._stream(x, activated, topk_ids, base, fine, swiglu_limit, missing, wanted)
-        if fine is not None:
-            self._stream(x, activated, topk_ids, fine, None, swiglu_limit, after=True)
+    ) -> list[Tensor]:
+        """Return silu(gate(x)) * up(x) of each pair as each tier's `down` takes it.
+
+        That is in limbs (`limbs.cuh`) for w2, else bfloat16 [T * k, I] in `order_of` stream.cuh.
+        """
+        pairs, found = topk_ids.numel(), []
+        in_limbs: Tensor | None = None
+        for tier, preferred in _tiers(base, fine):
+            after = bool(found)
+            if tier.layout.codec == "w2":
+                if in_limbs is None:
+                    in_limbs = _empty(len(x), x.shape[1], tier, x.device)
+                    self.limbs(x, in_limbs)
+                    after = True
+                vectors = in_limbs
+            else:
+                vectors = x.clone() if x.data_ptr() % 16 else x
+                after = after and vectors is x
+            activated = _empty(pairs, tier.layout.intermediate, tier, x.device)
+            counters = () if found else (missing, wanted)
+            self._stream(
+                vectors, activated, topk_ids, tier, preferred, swiglu_limit, *counters, after=after
+            )
+            found.append(activated)
+        return found
+
+    def limbs(self, x: Tensor, out: Tensor) -> None:
+        """Write x bfloat16 [T, H] in limbs, uint8 [T, `limbed_bytes`]."""
+        packed = struct.pack("<2Qi4x", x.data_ptr(), out.data_ptr(), x.shape[1])
+        self.launch("limbs", (x.shape[1] // CHUNK, len(x)), CHUNK, packed)
 
     def down(
         self,
         parts: Tensor,
-        activated: Tensor,
+        activated: list[Tensor],
         topk_ids: Tensor,
         base: Tier,
         fine: Tier | None,
-        *,
-        after: bool = True,
     ) -> None:
         """Set the rows of parts float32 [T * k, H] whose expert is present.
 
-        `after` says that the kernel in front on this stream is one of `gate_up`.
+        Args:
+            parts: Of each pair.
+            activated: What `gate_up`, which must be in front on this stream, returned.
+            topk_ids: Expert of each pair.
+            base: As for `gate_up`.
+            fine: As for `gate_up`.
         """
-        self._stream(activated, parts, topk_ids, base, fine, after=after, down=True)
-        if fine is not None:
-            self._stream(activated, parts, topk_ids, fine, None, after=True, down=True)
+        for (tier, preferred), vectors in zip(_tiers(base, fine), activated, strict=True):
+            self._stream(vectors, parts, topk_ids, tier, preferred, after=True, down=True)
 
     def combine(
         self, out: Tensor, parts: Tensor, weights: Tensor, topk_ids: Tensor, base: Tier,
@@ -175,6 +198,18 @@ class Native(Module):
         packed = pack_arguments(pointers, layout.row_bytes, numbers, swiglu_limit)
         grid = -(-rows // (cut.tile_rows * strip)), pairs
         self.launch(cut.name, grid, cut.threads, packed, after=after)
+
+
+def _tiers(base: Tier, fine: Tier | None) -> list[tuple[Tier, Tier | None]]:
+    """Return each tier and the one that is preferred to it."""
+    return [(base, None)] if fine is None else [(base, fine), (fine, None)]
+
+
+def _empty(vectors: int, columns: int, tier: Tier, device: torch.device) -> Tensor:
+    """Return memory for vectors as a tier's kernels take them."""
+    if tier.layout.codec == "w2":
+        return torch.empty(vectors, limbed_bytes(columns), dtype=torch.uint8, device=device)
+    return torch.empty(vectors, columns, dtype=torch.bfloat16, device=device)
 
 
 def native_for(device: torch.device) -> Native | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from moet_core.row import RowLayout
-from moet_kernels.portable.cuts import MULTIPLIERS
+from moet_kernels.portable.cuts import packed_multipliers
 
 __all__ = ["TILE_CUTS", "TileCut", "include_text", "pack_order", "pack_tiles", "tile_cut"]
 
@@ -107,7 +107,7 @@ def pack_tiles(
     pointers: Sequence[int], row_bytes: int, numbers: Sequence[int], limit: float
 ) -> bytes:
     """Pack `TileArgs` of tiles.cuh: 7 pointers, row_bytes, 6 numbers, the limit."""
-    packed = struct.pack("<7Qq6if12i", *pointers, row_bytes, *numbers, limit, *MULTIPLIERS)
+    packed = struct.pack("<7Qq6if", *pointers, row_bytes, *numbers, limit) + packed_multipliers()
     return packed + bytes(-len(packed) % 8)
 
 

@@ -9,7 +9,7 @@ enum Codec { W2, FP4_MX, FP4_NV };
 
 struct Multipliers {
   uint32_t minus1, minus4, minus16, minus64, minus256;
-  uint32_t by2, by4, by16, by64, by128, by256, by4096;
+  uint32_t by1, by2, by4, by16, by64, by128, by256, by4096;
 };
 
 __device__ __forceinline__ uint32_t mad(uint32_t a, uint32_t b, uint32_t c) {
@@ -38,6 +38,12 @@ __device__ __forceinline__ uint32_t twice(uint32_t word, int byte) {
 
 // fminf would hide that a value is no number.
 __device__ __forceinline__ float at_most(float value, float limit) { return value > limit ? limit : value; }
+
+// silu(gate) * up, clamped if there is a limit.
+__device__ __forceinline__ float swiglu(float limit, float gate, float up) {
+  if (limit > 0) gate = at_most(gate, limit), up = -at_most(-at_most(up, limit), limit);
+  return __fdividef(gate, 1 + __expf(-gate)) * up;
+}
 
 // Twice the scale of a row's group as a bfloat16 pair; for w2 what `weights` subtracts from.
 template <int CODEC> __device__ __forceinline__ uint32_t scale_pair(uint32_t word, int byte, const Multipliers &m) {

@@ -1,4 +1,5 @@
 // The kernels of a decode step; `moet_kernels.portable.native` launches them.
+#include "limbs.cuh"
 #include "stream.cuh"
 
 #define KERNEL(NAME, DOWN, CODEC, RB, KS, NW, G, S, SUMS, BLOCKS) \
@@ -6,7 +7,26 @@
     stream<DOWN, CODEC, RB, KS, NW, G, S, SUMS>(a); \
   }
 
+#define INTEGERS(NAME, DOWN, RB, KS, NW, G, S, BLOCKS) \
+  extern "C" __global__ void __launch_bounds__(32 * KS * NW, BLOCKS) NAME(const __grid_constant__ Args a) { \
+    integers<DOWN, RB, KS, NW, G, S>(a); \
+  }
+
 #include "cuts.inc"
+
+struct LimbsArgs {
+  const __nv_bfloat16 *x;
+  uint8_t *out;
+  int k;
+};
+
+// Each vector in limbs. Grid: (chunks of 128 columns, vectors).
+extern "C" __global__ void __launch_bounds__(128) limbs(const __grid_constant__ LimbsArgs a) {
+  start_dependents();
+  int at = blockIdx.x * 128 + threadIdx.x;
+  float value = __bfloat162float(a.x[(size_t)blockIdx.y * a.k + at]);
+  put_limbs(a.out + (size_t)blockIdx.y * (a.k >> 7) * LIMBED, at & ~31, value);
+}
 
 struct CombineArgs {
   const float *parts, *weights;

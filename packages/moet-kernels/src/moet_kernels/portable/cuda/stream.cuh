@@ -1,57 +1,24 @@
-// A decode step's matrices times up to 8 vectors at a time, each expert's weights read once.
+// A decode step's fp4 matrices times up to 8 vectors at a time, each expert's weights read once.
 //
 // Every warp has stages in shared memory that asynchronous copies fill; a lane reads back what it
 // copied itself, so that nothing waits for another warp until sums are added. The order of every
 // sum follows from K and KS alone: not from the number of vectors, from slots or from the grid.
 #pragma once
-#include <cuda_bf16.h>
-#include "codecs.cuh"
-#include "copies.cuh"
+#include "step.cuh"
 
-struct Args {
-  const __nv_bfloat16 *x;  // gate and up: x [T, H]; down: activated [pairs, I], in `order_of`
-  const int *ids;          // of each pair, id_words words apart
-  const uint8_t *pool;
-  const int *slot_of;
-  const int *other_slot_of;  // of the tier that is preferred, or null
-  void *out;                 // activated bfloat16 [pairs, I], or parts float [pairs, H]
-  int *missing;              // may be null
-  uint8_t *wanted;           // may be null
-  long long row_bytes;
-  int pairs, experts, id_words, missing_words;
-  int per_token;  // 65536 / top_k + 1, rounded down
-  int k, rows;  // rows: I or H
-  int codes, scales, tensor_scales;  // bytes into a row
-  int strip;  // tiles of a block
-  int after;  // starts before the kernel in front has ended
-  float limit;  // 0: none
-  Multipliers m;
-};
-
-__device__ __forceinline__ void start_dependents() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void wait_for_dependencies() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 __device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Where column k of 32 lies in `activated`: a lane's pairs one behind the other.
-template <int CODEC> __device__ __forceinline__ int order_of(int k) {
+// Where column k of 32 lies in `activated`, bfloat16 [pairs, I]: a lane's pairs one behind the other.
+__device__ __forceinline__ int order_of(int k) {
   int half = k >> 4 & 1, t = k >> 2 & 3, j = k & 3;
-  if (CODEC == W2) return (k & ~31) + 8 * t + 2 * j + half;
   return (k & ~31) + 8 * t + 4 * half + 2 * (j & 1) + (j >> 1);
 }
 
 // A lane's vector elements of 32 columns: b[0], b[1] of one instruction, b[2], b[3] of the next.
-template <int CODEC, bool ORDERED> struct Vector {
+template <bool ORDERED> struct Vector {
   uint4 v;
   __device__ __forceinline__ void load(const char *p) {
     if (ORDERED) {
@@ -64,9 +31,6 @@ template <int CODEC, bool ORDERED> struct Vector {
   __device__ __forceinline__ void pairs(uint32_t (&b)[4]) const {
     if (ORDERED) {
       b[0] = v.x, b[1] = v.y, b[2] = v.z, b[3] = v.w;
-    } else if (CODEC == W2) {  // halves of j
-      b[0] = __byte_perm(v.x, v.z, 0x5410), b[1] = __byte_perm(v.x, v.z, 0x7632);
-      b[2] = __byte_perm(v.y, v.w, 0x5410), b[3] = __byte_perm(v.y, v.w, 0x7632);
     } else {  // j and j + 2
       b[0] = __byte_perm(v.x, v.y, 0x5410), b[1] = __byte_perm(v.x, v.y, 0x7632);
       b[2] = __byte_perm(v.z, v.w, 0x5410), b[3] = __byte_perm(v.z, v.w, 0x7632);
@@ -77,7 +41,7 @@ template <int CODEC, bool ORDERED> struct Vector {
 // RB row blocks of 16 a warp, half of them gate and half up; KS warps share the columns, in turns
 // of G chunks of 128; NW such groups a block; S stages; SUMS places to add in.
 template <bool DOWN, int CODEC, int RB, int KS, int NW, int G, int S, int SUMS> __device__ __forceinline__ void stream(const Args &a) {
-  constexpr int CODE = CODEC == W2 ? 512 : 1024, SCALE = CODEC == FP4_NV ? 128 : 64;  // of 16 rows, 128 columns
+  constexpr int CODE = 1024, SCALE = CODEC == FP4_NV ? 128 : 64;  // of 16 rows, 128 columns
   constexpr int STAGE = G * RB * (CODE + SCALE), WARPS = KS * NW;
   constexpr int PIECES = G * SCALE / 16, OWN = DOWN ? RB : RB / 2;
   constexpr bool SHARED_SUMS = KS > 1 || !DOWN;
@@ -86,47 +50,22 @@ template <bool DOWN, int CODEC, int RB, int KS, int NW, int G, int S, int SUMS> 
   __shared__ int chosen[8];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
   const int nw = warp / KS, ks = warp % KS;
-  const int pair = blockIdx.y;
 
   start_dependents();
-  const int expert = a.ids[pair * a.id_words];
-  const bool known = (unsigned)expert < (unsigned)a.experts;
-  const int slot = known ? a.slot_of[expert] : -1;
-  const int other = known && a.other_slot_of ? a.other_slot_of[expert] : -1;
-
-  // The pairs of this expert numbered start to start + 7 go to `chosen`.
-  int first = -1, count = 0;
-  auto choose = [&](int start) {
-    count = 0;
-    for (int base = 0; base < a.pairs; base += 32) {
-      int at = base + lane;
-      bool same = at < a.pairs && a.ids[at * a.id_words] == expert;
-      unsigned mask = __ballot_sync(0xFFFFFFFFu, same);
-      if (first < 0 && mask) first = base + __ffs(mask) - 1;
-      int number = count + __popc(mask & ((1u << lane) - 1)) - start;
-      if (warp == 0 && same && number >= 0 && number < 8) chosen[number] = at;
-      count += __popc(mask);
-    }
-  };
-  choose(0);
-  if (!DOWN && first == pair && blockIdx.x == 0 && threadIdx.x == 0) {
-    if (a.wanted && known) a.wanted[expert] = 1;
-    if (a.missing && slot < 0 && other < 0) {
-      if (a.missing_words == 2) atomicAdd((unsigned long long *)a.missing, 1ull);
-      else atomicAdd(a.missing, 1);
-    }
-  }
-  if (first != pair || slot < 0 || other >= 0) {
+  Pairs<8> pairs;
+  const int slot = slot_to_compute<DOWN>(a, pairs, chosen);
+  if (slot < 0) {
     if (a.after) wait_for_dependencies();
     return;
   }
+  const int count = pairs.count;
 
   const uint8_t *row = a.pool + slot * a.row_bytes;
   const int chunks = a.k >> 7, blocks = a.rows >> 4;  // blocks: of each of gate and up
   const int tiles = (blocks + OWN * NW - 1) / (OWN * NW);
   const int begin = blockIdx.x * a.strip, end = min(begin + a.strip, tiles);
   const int turns = (chunks + G - 1) / G, n = (turns - ks + KS - 1) / KS;
-  float scales[2] = {CODEC == W2 ? 0.5f : 1.f, CODEC == W2 ? 0.5f : 1.f};
+  float scales[2] = {1, 1};
   if (CODEC == FP4_NV) {
     const float *at = (const float *)(row + a.tensor_scales);
     scales[0] = DOWN ? at[2] : at[0], scales[1] = at[1];
@@ -171,7 +110,7 @@ template <bool DOWN, int CODEC, int RB, int KS, int NW, int G, int S, int SUMS> 
   for (int start = 0; start < count; start += 8) {
     if (start) {
       __syncthreads();
-      choose(start);
+      pairs.choose(a, start, chosen);
     }
     put = begin, put_i = 0;
     aim(put);
@@ -181,9 +120,9 @@ template <bool DOWN, int CODEC, int RB, int KS, int NW, int G, int S, int SUMS> 
     if (start == 0 && a.after) wait_for_dependencies();
     const int here = min(count - start, 8);
     const int mine = chosen[g < here ? g : 0];  // vectors that do not exist are never stored
-    const char *x_begin = (const char *)(a.x + (size_t)(DOWN ? mine : mine * a.per_token >> 16) * a.k + (n > 0 ? ks * G * 128 : 0) + (DOWN ? 8 : 4) * t);
+    const char *x_begin = (const char *)((const __nv_bfloat16 *)a.x + (size_t)(DOWN ? mine : mine * a.per_token >> 16) * a.k + (n > 0 ? ks * G * 128 : 0) + (DOWN ? 8 : 4) * t);
     const char *x_at = x_begin;
-    Vector<CODEC, DOWN> x;
+    Vector<DOWN> x;
     x.load(x_at);
     uint32_t stage = 0, free_stage = (S - 1) * STAGE;
     for (int tile = begin; tile < end; tile++) {
@@ -224,28 +163,19 @@ template <bool DOWN, int CODEC, int RB, int KS, int NW, int G, int S, int SUMS> 
             x.load(step < 3 ? x_at + chunk * 256 + 64 * (step + 1) : G > 1 && !last ? x_at + (chunk + 1) * 256 : next_x);
 #pragma unroll
             for (int r = 0; r < RB; r++) {
-              if (CODEC == W2) {
-                uint32_t p[8];
-                const uint4 &four = words[r][0];
-                uint32_t word = step == 0 ? four.x : step == 1 ? four.y : step == 2 ? four.z : four.w;
-                w2_weights(p, word, scale_pair<CODEC>(bytes[r][0][0], step, a.m), scale_pair<CODEC>(bytes[r][1][0], step, a.m), a.m);
-                mma(sum[r], p[0], p[1], p[2], p[3], b[0], b[1]);
-                mma(sum[r], p[4], p[5], p[6], p[7], b[2], b[3]);
-              } else {
-                const uint4 &four = words[r][step / 2 % (CODE / 512)];
-                uint32_t pair_of[2] = {step % 2 ? four.z : four.x, step % 2 ? four.w : four.y};
-                uint32_t scale0, scale1;
+              const uint4 &four = words[r][step / 2];
+              uint32_t pair_of[2] = {step % 2 ? four.z : four.x, step % 2 ? four.w : four.y};
+              uint32_t scale0, scale1;
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
-                  if (half == 0 || CODEC == FP4_NV) {
-                    int byte = CODEC == FP4_NV ? 2 * step + half : step;
-                    scale0 = scale_pair<CODEC>(bytes[r][0][byte / 4], byte % 4, a.m);
-                    scale1 = scale_pair<CODEC>(bytes[r][1][byte / 4], byte % 4, a.m);
-                  }
-                  uint32_t p[4];
-                  fp4_weights(p, pair_of[half], scale0, scale1, a.m);
-                  mma(sum[r], p[0], p[1], p[2], p[3], b[2 * half], b[2 * half + 1]);
+              for (int half = 0; half < 2; half++) {
+                if (half == 0 || CODEC == FP4_NV) {
+                  int byte = CODEC == FP4_NV ? 2 * step + half : step;
+                  scale0 = scale_pair<CODEC>(bytes[r][0][byte / 4], byte % 4, a.m);
+                  scale1 = scale_pair<CODEC>(bytes[r][1][byte / 4], byte % 4, a.m);
                 }
+                uint32_t p[4];
+                fp4_weights(p, pair_of[half], scale0, scale1, a.m);
+                mma(sum[r], p[0], p[1], p[2], p[3], b[2 * half], b[2 * half + 1]);
               }
             }
           }
@@ -277,9 +207,7 @@ template <bool DOWN, int CODEC, int RB, int KS, int NW, int G, int S, int SUMS> 
             ((float *)a.out)[to_pair + at] = gate;
           } else {
             up *= scales[1];
-            if (a.limit > 0) gate = at_most(gate, a.limit), up = -at_most(-at_most(up, a.limit), a.limit);
-            float value = __fdividef(gate, 1 + __expf(-gate)) * up;
-            ((__nv_bfloat16 *)a.out)[to_pair + order_of<CODEC>(at)] = __float2bfloat16(value);
+            ((__nv_bfloat16 *)a.out)[to_pair + order_of(at)] = __float2bfloat16(swiglu(a.limit, gate, up));
           }
         }
         if (SUMS == 1) __syncthreads();

@@ -208,9 +208,7 @@ template <bool DOWN, int CODEC, int N, int RB, int WG, int S> __device__ __force
     __nv_bfloat16 *tile = (__nv_bfloat16 *)memory;
     auto put_value = [&](int e, int line, float gate, float up) {
       gate *= scales[0], up *= scales[1];
-      if (a.limit > 0) gate = at_most(gate, a.limit), up = -at_most(-at_most(up, a.limit), a.limit);
-      float value = __fdividef(gate, 1 + __expf(-gate)) * up;
-      tile[(e / 4 * 8 + 2 * t + (e & 1)) * LINE + place_of<CODEC>(line)] = __float2bfloat16(value);
+      tile[(e / 4 * 8 + 2 * t + (e & 1)) * LINE + place_of<CODEC>(line)] = __float2bfloat16(swiglu(a.limit, gate, up));
     };
     if (BOTH) {
       float *ups = (float *)(memory + N * LINE * 2) + (group * 2 + warp % 2) * (32 * N / 2) + lane;
