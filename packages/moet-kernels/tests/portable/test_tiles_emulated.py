@@ -91,8 +91,8 @@ def test_a_layer_agrees_with_float64(kernels, case, error, codec, vectors, sizes
     ],
 )
 def test_groups_of_64_agree_with_float64(kernels, case, error, codec, warpgroups, sizes):
-    ids = torch.tensor([[1, 3]] * 64 + [[1, 0], [2, 1]])
-    made = case(tokens=66, codec=codec, experts=4, top_k=2, ids=ids, slots=SLOTS, **sizes)
+    ids = torch.tensor([[1]] * 65 + [[3], [2]])
+    made = case(tokens=67, codec=codec, experts=4, top_k=1, ids=ids, slots=SLOTS, **sizes)
     parts = run(kernels, made, {codec: cuts_of(codec, 64, warpgroups)})
     assert error(weighted(made, parts), made.float64()) < 4e-3
     assert parts.isnan().all(dim=1).tolist() == (made.ids.flatten() == 2).tolist()
@@ -110,7 +110,8 @@ def test_two_tiers_prefer_the_fine_one(kernels, case, error, vectors, warpgroups
 
 @pytest.mark.parametrize("codec", codec_names())
 def test_a_pair_has_the_same_bits_in_every_kernel(kernels, case, codec):
-    made = case(codec=codec, limit=0.5, **FEW, hidden=512, intermediate=256)
+    sizes = {"hidden": 512, "intermediate": 256 if codec == "w2" else 128}
+    made = case(codec=codec, limit=0.5, **FEW, **sizes)
     shapes = sorted({(cut.vectors, cut.warpgroups) for cut in TILE_CUTS if cut.codec == codec})
     first, *others = [run(kernels, made, {codec: cuts_of(codec, *shape)}) for shape in shapes]
     for shape, parts in zip(shapes[1:], others, strict=True):
@@ -127,6 +128,24 @@ def test_a_pair_has_the_same_bits_alone_and_in_other_slots(kernels, case, codec)
     for token in (0, 15, 17):
         alone = run(kernels, made.only(token), cuts).nan_to_num()
         assert torch.equal(alone, together[2 * token : 2 * token + 2]), token
+
+
+def test_the_base_tier_s_kernels_leave_experts_of_the_fine_one_alone(kernels, case):
+    fine = {"fine_codec": "fp4-nv", "fine_slots": [-1, 1, -1, 0]}
+    made = case(**FEW, **fine, **SHORT)
+    gate_up, down = cuts_of("w2", 16)
+    groups, pairs = grouped(made, 16), made.ids.flatten()
+    computed = (made.base.slot_of[pairs] >= 0) & (made.fine.slot_of[pairs] < 0)
+    activated = torch.full((len(pairs), made.intermediate), torch.nan, dtype=torch.bfloat16)
+    parts = torch.full((len(pairs), made.hidden), torch.nan)
+    with emulating():
+        vectors = kernels.ordered(made.x, "w2")
+        for cut, x, out in ((gate_up, vectors, activated), (down, activated, parts)):
+            top_k = 1 if cut.down else made.top_k
+            kernels._tiles(cut, x, out, top_k, groups, made.base, made.fine, 0.0)
+            assert out.isnan().all(dim=1).tolist() == (~computed).tolist(), cut.name
+    assert computed.any()
+    assert not parts[computed].isnan().any()
 
 
 def test_absent_experts_are_left_alone(kernels, case):

@@ -126,12 +126,12 @@ def _warpgroup(machine: Machine, file: File, statement: Statement, mask: Mask) -
 def _end(machine: Machine, state: _UnderWay, mma: _Mma, done: Mask) -> None:
     threads = np.repeat(done, _WARPS * WARP)
     file = machine.vector
-    state.reading[mma.a : mma.a + 4, threads] -= 1
-    for number in range(mma.d, mma.d + mma.vectors // 2):
-        state.adding[number, threads] -= 1
-        last = threads & (state.adding[number] == 0)
-        file.registers[number, last] = state.results[number, last].view(np.uint32)
-        file.known[number, last] = True
+    a, d = slice(mma.a, mma.a + 4), slice(mma.d, mma.d + mma.vectors // 2)
+    state.reading[a] -= threads
+    state.adding[d] -= threads
+    last = threads & (state.adding[d] == 0)
+    np.copyto(file.registers[d], state.results[d].view(np.uint32), where=last)
+    file.known[d] |= last
     end_reading(machine, mma.blocks[done], mma.pieces[done])
 
 
