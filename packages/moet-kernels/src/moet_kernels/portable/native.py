@@ -83,7 +83,8 @@ class Native(Module):
 
         That is in limbs (`limbs.cuh`) for w2, else bfloat16 [T * k, I] in `order_of` stream.cuh.
         """
-        pairs, found = topk_ids.numel(), []
+        pairs = topk_ids.numel()
+        found: list[Tensor] = []
         in_limbs: Tensor | None = None
         for tier, preferred in _tiers(base, fine):
             after = bool(found)
