@@ -18,6 +18,7 @@ from moet_kernels.portable.build import (
 )
 from moet_kernels.portable.cuts import CUTS, cut_of, include_text
 from moet_kernels.portable.native_tiles import cubin_path
+from moet_kernels.portable.tier import Tier
 from moet_kernels.sass.tools import have_tools, tool_version
 
 GPU = torch.device("cuda", 0)
@@ -141,3 +142,13 @@ def test_the_best_ptx_that_a_gpu_runs_is_loaded_once(hopper, monkeypatch, capabi
     assert native.native_for(GPU) is native.native_for(GPU) is made
     image = native.ptx_path(number).read_bytes() + b"\0"
     assert made == [(GPU, image, number >= 90)]
+
+
+@pytest.mark.parametrize(("model", "fills"), [((2048, 6), False), ((2048, 8), True)])
+def test_down_starts_early_where_gate_up_fills_the_processors(model, fills):
+    kernels = object.__new__(native.Native)
+    kernels.cuts, kernels.processors = CUTS, 132
+    intermediate, pairs = model
+    tier = Tier(torch.empty(0), torch.empty(0), row_layout("w2", 4096, intermediate))
+    assert kernels._fills(tier, pairs) is fills
+    assert kernels._fills(tier, 4 * pairs)
