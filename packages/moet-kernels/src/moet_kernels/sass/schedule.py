@@ -91,16 +91,34 @@ def _drop_needless_waits(
     controls: list[Control], fixed: set[int], program: Program, table: Table
 ) -> None:
     """Take waits back that an earlier wait on every path makes needless."""
-    if check_hazards(_with(program, controls), table):
+    waits = [
+        (index, board)
+        for index, control in enumerate(controls)
+        for board in range(SCOREBOARDS)
+        if index not in fixed and control.wait >> board & 1
+    ]
+    if waits and not check_hazards(_with(program, controls), table):
+        _drop(waits, controls, program, table)
+
+
+def _drop(
+    waits: list[tuple[int, int]], controls: list[Control], program: Program, table: Table
+) -> None:
+    """Drop waits one after the other, each if it is needless then; all at once where all are.
+
+    That is the same, because what lacks several waits has every hazard of what lacks one.
+    """
+    kept = [(index, controls[index]) for index, _ in waits]
+    for index, board in waits:
+        control = controls[index]
+        controls[index] = msgspec.structs.replace(control, wait=control.wait & ~(1 << board))
+    if not check_hazards(_with(program, controls), table):
         return
-    for index in range(len(controls)):
-        for board in range(SCOREBOARDS):
-            if index in fixed or not controls[index].wait >> board & 1:
-                continue
-            kept = controls[index]
-            controls[index] = msgspec.structs.replace(kept, wait=kept.wait & ~(1 << board))
-            if check_hazards(_with(program, controls), table):
-                controls[index] = kept
+    for index, control in kept:
+        controls[index] = control
+    half = len(waits) // 2
+    for some in (waits[:half], waits[half:]) if half else ():
+        _drop(some, controls, program, table)
 
 
 def _with(program: Program, controls: list[Control]) -> Program:

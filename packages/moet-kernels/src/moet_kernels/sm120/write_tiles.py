@@ -24,7 +24,6 @@ from moet_kernels.sm120.write_weights import decode_fp4, decode_w2
 
 __all__ = ["TILES_KERNELS", "tiles_source"]
 
-TILE_BYTES = 144
 REGISTERS = 126
 """128 with the two that are reserved: four blocks of 128 threads a processor."""
 
