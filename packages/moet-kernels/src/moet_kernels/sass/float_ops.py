@@ -89,8 +89,11 @@ def _floats(
 
 
 def extreme(machine: Machine, file: File, statement: Statement, mask: Mask) -> None:
-    """FMNMX d, a, b, p: the smaller where p holds; a NaN loses, -0 is below +0."""
-    flush = _check_modifiers(machine, statement, _KNOWN)
+    """FMNMX[.NAN] d, a, b, p: the smaller where p holds; a NaN loses, with .NAN it wins.
+
+    -0 is below +0.
+    """
+    flush = _check_modifiers(machine, statement, _KNOWN | {"NAN"})
     *_, a, b, p = statement.instruction.operands
     x, y = (
         np.broadcast_to(
@@ -102,7 +105,10 @@ def extreme(machine: Machine, file: File, statement: Statement, mask: Mask) -> N
     below = (x < y) | ((x == y) & np.signbit(x))
     chosen = np.where(below == least, x, y)
     chosen = np.where(np.isnan(x), y, np.where(np.isnan(y), x, chosen)).view(np.uint32)
-    words = np.where(np.isnan(x) & np.isnan(y), np.uint32(0x7FFFFFFF), chosen)
+    none = np.isnan(x) & np.isnan(y)
+    if "NAN" in statement.instruction.modifiers:
+        none = np.isnan(x) | np.isnan(y)
+    words = np.where(none, np.uint32(0x7FFFFFFF), chosen)
     _write(machine, file, statement, words, mask, flush=flush)
 
 
