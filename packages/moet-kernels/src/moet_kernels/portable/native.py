@@ -134,8 +134,8 @@ class Native(Module):
     def _fills(self, tier: Tier, pairs: int) -> bool:
         """Whether the blocks of `gate_up` leave a processor little room.
 
-        Blocks of `down` that start early where there is room lie unevenly: on an H200 a token of
-        DeepSeek-V4-Flash took a fifth longer with them.
+        Blocks of `down` that start early where there is room lie unevenly, which costs more than
+        the early start gains.
         """
         cut, rows = cut_of(tier.layout.codec, self.cuts, down=False), tier.layout.intermediate
         return self._blocks(cut, rows, pairs)[0] * pairs >= self.processors * (cut.resident - 1)
