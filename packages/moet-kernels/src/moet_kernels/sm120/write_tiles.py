@@ -179,10 +179,13 @@ def _loop(kernel: Kernel) -> Iterator[str]:
         if first == 0:
             yield "  IADD R0, R0, 0x1"
             yield "  ISETP.GE.U32.AND P2, PT, R0, UR11, PT"
+        if kernel.codec == "nv":
+            yield from _part_nv(first)
+            continue
         for step in range(_part(kernel)):
             # Compiled code has URZ with e4m3 weights, never with e2m1.
             byte = ("URZ" if kernel.codec == "w2" else "UR15", "UR12", "UR13", "UR14")[first + step]
-            yield from _step_nv(step, byte) if kernel.codec == "nv" else _step(kernel, step, byte)
+            yield from _step(kernel, step, byte)
     strides = {2: 128 * _words(kernel) * kernel.steps, 10: 16 * kernel.scales}
     for first, stride in strides.items():
         yield from (f"  IADD.64 R{r}, R{r}, {stride:#x}" for r in range(first, first + 8, 2))
@@ -234,35 +237,48 @@ def _step(kernel: Kernel, step: int, byte: str) -> Iterator[str]:
             yield f"  QMMA.SF.16832.F32.{kind}.E4M3.E8 {operands}"
 
 
-def _step_nv(step: int, byte: str) -> Iterator[str]:
-    """Each half of a step is a product of its own; its float32 result is multiplied by scales.
+def _part_nv(first: int) -> Iterator[str]:
+    """Two steps: each half of a step is a product of its own, multiplied by scales in float32.
 
-    A lies at R100..R103 with the first half and at R104..R107 with the second, else zeros.
+    While the matrix unit computes a product, the one before is added up. A lies at R100..R103 with
+    the first half and at R104..R107 with the second, else zeros.
     """
-    for i in range(4):
-        word = _CODES + 4 * i + 2 * step
-        for half, first in enumerate((100, 106)):
-            yield f"  SHF.L.U32 R{first}, R{word + half}, 0x2, RZ"
-            yield f"  SHF.R.U32.HI R{first + 1}, RZ, 0x2, R{word + half}"
-            yield f"  LOP3.LUT R{first}, R{first}, 0x3c3c3c3c, RZ, 0xc0, !PT"
-            yield f"  LOP3.LUT R{first + 1}, R{first + 1}, 0x3c3c3c3c, RZ, 0xc0, !PT"
-        yield from (f"  CS2R R{r}, SRZ" for r in range(_NV_PRODUCTS, _NV_PRODUCTS + 16, 2))
-        for part, a in enumerate((100, 104)):
-            for half in range(2):
-                product = _NV_PRODUCTS + 8 * part + 4 * half
-                vector = _VECTORS + 4 * half + 2 * step
-                scales = f"R26, R{_VECTOR_SCALES + half}, {byte}"
-                operands = f"R{product}, R{a}, R{vector}, R{product}, {scales}"
-                yield f"  QMMA.SF.16832.F32.E2M1.E4M3.E8 {operands}"
-        for part in range(2):
-            for row in range(2):
-                source = _NV_SCALES + 2 * i + row
-                yield from from_e4m3(_SCALES + 2 * part + row, source, 2 * step + part)
-        for part in range(2):
-            for j in range(8):
-                sums, product = SUMS + 8 * i + j, _NV_PRODUCTS + 8 * part + j
-                scale = _SCALES + 2 * part + (j >> 1 & 1)
-                yield f"  FFMA R{sums}, R{product}, R{scale}, R{sums}"
+    units = [(step, i, half) for step in range(2) for i in range(4) for half in range(2)]
+    for number, (step, i, half) in enumerate(units):
+        word, target = _CODES + 4 * i + 2 * step + half, 106 if half else 100
+        yield f"  SHF.L.U32 R{target}, R{word}, 0x2, RZ"
+        yield f"  SHF.R.U32.HI R{target + 1}, RZ, 0x2, R{word}"
+        products = _NV_PRODUCTS + 8 * half
+        yield from (f"  CS2R R{register}, SRZ" for register in range(products, products + 8, 2))
+        yield f"  LOP3.LUT R{target}, R{target}, 0x3c3c3c3c, RZ, 0xc0, !PT"
+        yield f"  LOP3.LUT R{target + 1}, R{target + 1}, 0x3c3c3c3c, RZ, 0xc0, !PT"
+        yield from _scales_nv(step, i, half)
+        byte = ("UR15", "UR12", "UR13", "UR14")[first + step]
+        for columns in range(2):
+            vector = _VECTORS + 4 * columns + 2 * step
+            scales = f"R26, R{_VECTOR_SCALES + columns}, {byte}"
+            product = products + 4 * columns
+            operands = f"R{product}, R{104 if half else 100}, R{vector}, R{product}, {scales}"
+            yield f"  QMMA.SF.16832.F32.E2M1.E4M3.E8 {operands}"
+        if number:
+            yield from _add_nv(*units[number - 1][1:])
+    yield from _add_nv(*units[-1][1:])
+
+
+def _scales_nv(step: int, i: int, half: int) -> Iterator[str]:
+    """The scales of both rows as float32, in turn."""
+    both = [
+        from_e4m3(_SCALES + 2 * half + row, _NV_SCALES + 2 * i + row, 2 * step + half)
+        for row in range(2)
+    ]
+    yield from (line for lines in zip(*both, strict=True) for line in lines)
+
+
+def _add_nv(i: int, half: int) -> Iterator[str]:
+    """Add the products of half a step of a row block, times the scales of its rows."""
+    for place in range(8):
+        total, product = SUMS + 8 * i + place, _NV_PRODUCTS + 8 * half + place
+        yield f"  FFMA R{total}, R{product}, R{_SCALES + 2 * half + (place >> 1 & 1)}, R{total}"
 
 
 def _log2(number: int) -> int:
