@@ -15,7 +15,7 @@ from moet_kernels.sm120 import layer as layers
 from moet_kernels.sm120 import questions, trust
 from moet_kernels.sm120.cases import PREFILL
 from moet_kernels.sm120.emulated import EmulatedDriver
-from moet_kernels.sm120.launches import Vectors, launch_sort, tiles_of
+from moet_kernels.sm120.launches import Vectors, launch_mark, launch_sort, tiles_of
 
 STEP = ["sort", "w2_gate_up_tiles", "w2_down_tiles_k64", "combine"]
 
@@ -175,15 +175,9 @@ def test_no_tokens(layer):
     assert layer.driver.launches == []
 
 
-@settings(max_examples=20, deadline=None)
-@given(data=st.data())
-def test_tiles_are_as_described(data, programs):
-    """Any routing, ids of no expert included: every pair of a present expert is in one tile."""
-    tokens, top_k, count = (data.draw(st.integers(1, most)) for most in (40, 4, 9))
-    seed = data.draw(st.integers(0, 2**32 - 1))
-    chance = np.random.default_rng(seed)
-    ids = chance.integers(-1, count + 1, (tokens, top_k)).astype(np.int32)
-    tables = np.where(chance.random((2, count)) < 0.5, -1, np.arange(count)).astype(np.int32)
+def check_tiles(programs, ids, tables):
+    """Let `sort` make tiles of two tiers, and compare."""
+    (tokens, _), count = ids.shape, tables.shape[1]
     driver, layout = EmulatedDriver(), row_layout("w2", 64, 64)
     pool = driver.empty((count, layout.row_bytes), torch.uint8)
     tiers = [Tier(pool, torch.from_numpy(table), layout) for table in tables]
@@ -200,3 +194,41 @@ def test_tiles_are_as_described(data, programs):
     here = (tables >= 0).any(axis=0)
     want = [0 <= expert < count and here[expert] for expert in ids.flat]
     assert present.numpy().astype(bool).tolist() == want
+
+
+def drawn(seed, tokens, top_k, count):
+    """Ids, of no expert too, and the slots of two tiers."""
+    chance = np.random.default_rng(seed)
+    ids = chance.integers(-1, count + 1, (tokens, top_k)).astype(np.int32)
+    slots = np.where(chance.random((2, count)) < 0.5, -1, np.arange(count))
+    return ids, slots.astype(np.int32)
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_tiles_are_as_described(data, programs):
+    """Any routing, ids of no expert included: every pair of a present expert is in one tile."""
+    sizes = (data.draw(st.integers(1, most)) for most in (40, 4, 9))
+    check_tiles(programs, *drawn(data.draw(st.integers(0, 2**32 - 1)), *sizes))
+
+
+def test_more_tokens_than_threads(programs):
+    check_tiles(programs, *drawn(0, 700, 3, 5))
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_more_pairs_and_experts_than_threads_are_marked(programs, counted):
+    ids, slots = drawn(1, 1500, 3, 2100)
+    driver, layout = EmulatedDriver(), row_layout("w2", 64, 64)
+    pool = torch.zeros(1, layout.row_bytes, dtype=torch.uint8)
+    tiers = [Tier(pool, torch.from_numpy(table), layout) for table in slots]
+    missing = torch.tensor([3], dtype=torch.int32) if counted else None
+    wanted = None if counted else torch.zeros(2100, dtype=torch.uint8)
+    program, ids_there = programs("mark"), torch.from_numpy(ids)
+    launch_mark(driver, program, ids_there, tiers, missing=missing, wanted=wanted)
+    routed = np.unique(ids[(ids >= 0) & (ids < 2100)])
+    absent = (slots[:, routed] < 0).all(axis=0).sum() + 1  # and those of no expert
+    if missing is not None:
+        assert missing.item() == 3 + absent
+    if wanted is not None:
+        assert wanted.nonzero()[:, 0].tolist() == routed.tolist()
