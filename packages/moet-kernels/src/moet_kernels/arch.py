@@ -14,8 +14,8 @@ __all__ = [
     "has_async_matrix_units",
     "runs_on_gpu",
     "runs_portable",
-    "runs_sm120",
     "runs_sm90",
+    "runs_sm120",
     "shared_memory_bytes",
     "usable_backends",
 ]
