@@ -28,7 +28,8 @@ NOTES = (
     "in a graph routes to experts of its own while there are any, far more bytes than the L2 holds",
     "up to 16 tokens all routed experts are distinct where the model has that many; above, routing "
     "is uniform",
-    "GEMMs: gate-up with its activation, and down; layer: all launches of the operation",
+    "GEMMs: gate-up with its activation, and down, with what brings x and pairs into their order; "
+    "layer: all launches of the operation, in portions where parts would exceed 1 GiB",
     "bytes: codes, scales and tensor scales of the distinct experts routed to, each once",
     "share of read bandwidth: bytes / time / the read bandwidth measured in this run",
     "random codes, scales, activations and routing; checked against the reference backend first",

@@ -1,5 +1,6 @@
 """The CUDA kernels' machine code, run in our emulator: whole decode steps against float64."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -103,3 +104,15 @@ def test_the_base_tier_s_kernel_leaves_experts_of_the_fine_one_alone(image, case
     assert computed.any()
     assert parts.isnan().all(dim=1).tolist() == (~computed).tolist()
     assert not parts[computed].any()
+
+
+@pytest.mark.parametrize("largest", [1e38, 2e38, 3e38])
+def test_the_largest_activations_are_not_lost(image, case, error, rows, largest):
+    ids = torch.tensor([[1]])
+    small = rows("w2", 128, 128, 6, exponents=(60, 62))
+    made = case(tokens=1, hidden=128, intermediate=128, top_k=1, ids=ids, rows=small, limit=1.0)
+    peak = torch.arange(128) % 32 == 0
+    made.x = (made.x.sign() * torch.where(peak, largest, largest / 8)).bfloat16()
+    with np.errstate(over="ignore"):  # of exp(-gate)
+        wanted = made.float64()
+    assert error(run(image, made)[0], wanted) < 4e-3

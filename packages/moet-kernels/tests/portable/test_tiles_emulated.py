@@ -1,6 +1,7 @@
 """The prefill kernels' machine code, run in our emulator: whole layers against float64."""
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -205,3 +206,14 @@ def test_no_wait_can_be_left_out(kernels, monkeypatch, case, unwanted, fault, sa
     with pytest.raises(EmulationError, match=said) as caught:
         run(kernels, made, {"fp4-mx": cuts})
     assert caught.value.fault == fault
+
+
+def test_the_largest_scale_of_w2_gives_finite_weights(kernels, case, error):
+    made = case(limit=1.0, **{**FEW, "slots": [2, 0, 1, 3]}, **SHORT)
+    made.rows[:, made.base.layout.scales13.slice] = 252
+    made.x *= 1e-30
+    parts = run(kernels, made, {"w2": cuts_of("w2", 16)})
+    assert not parts.isnan().any()
+    with np.errstate(over="ignore"):  # of exp(-gate)
+        wanted = made.float64()
+    assert error(weighted(made, parts), wanted) < 4e-3

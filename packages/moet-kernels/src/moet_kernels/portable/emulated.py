@@ -136,7 +136,7 @@ class EmulatedTiles(EmulatedModule, Tiles):
         """See `EmulatedModule.launch`."""
         if name == "order":  # of its result, made by `ordered`, only the address is known here
             _, address, columns, _ = struct.unpack("<2Q2i", packed)
-            memory = (ctypes.c_uint8 * (grid[1] * columns * 2)).from_address(address)
+            memory = (ctypes.c_uint8 * (grid[0] * columns * 2)).from_address(address)
             self.lend(self._tensors, torch.frombuffer(memory, dtype=torch.bfloat16))
         super().launch(name, grid, threads, packed, **more)
 

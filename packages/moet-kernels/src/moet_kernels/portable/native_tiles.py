@@ -64,7 +64,7 @@ class Tiles(Module):
         if x.data_ptr() % 16:
             x = x.clone()
         out = torch.empty_like(x)
-        grid = -(-x.shape[1] // _ORDER_COLUMNS), len(x)
+        grid = len(x), -(-x.shape[1] // _ORDER_COLUMNS)  # the second is at most 65535
         packed = pack_order(x.data_ptr(), out.data_ptr(), x.shape[1], codec)
         self.launch("order", grid, 128, packed)
         return out

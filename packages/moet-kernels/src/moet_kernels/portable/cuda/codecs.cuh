@@ -45,10 +45,11 @@ __device__ __forceinline__ float swiglu(float limit, float gate, float up) {
   return __fdividef(gate, 1 + __expf(-gate)) * up;
 }
 
-// Twice the scale of a row's group as a bfloat16 pair; for w2 what `weights` subtracts from.
+// Twice the scale of a row's group as a bfloat16 pair; for w2 what `w2_weights` subtracts from, where
+// +-1 of scale byte 0, 2^-127, is zero.
 template <int CODEC> __device__ __forceinline__ uint32_t scale_pair(uint32_t word, int byte, const Multipliers &m) {
   uint32_t both = twice(word, byte);
-  if (CODEC == W2) return mad(both, m.by128, 0x81808180u);  // exponent + 3, negative
+  if (CODEC == W2) return mad(both, m.by128, 0x81008100u);  // exponent + 2, negative: finite up to byte 252
   if (CODEC == FP4_MX) return mad(both, m.by128, 0x00800080u);  // exponent + 1
   // e4m3's bits in bfloat16's places are the value times 2^-120
   uint32_t bits = pick(0x80008000u, mad(both, m.by256, 0), mad(both, m.by16, 0)) & 0x87F087F0u;

@@ -3,8 +3,9 @@
 // Levels are whole numbers, so products are the matrix unit's of bytes: half as many instructions
 // as with bfloat16, and a table look-up makes their operands. Activations are whole numbers of 27
 // bits and a sign, in limbs of 7 bits, times a power of two for every 32 columns: exact for any
-// value that is at least 2^-19 of the largest beside it, and 2^-27 of that one off else. Sums over
-// 32 columns are exact; scales multiply them in float32.
+// value that is at least 2^-19 of the largest beside it, and 2^-27 of that one off else (of 2^-96 if
+// all are smaller). Sums over 32 columns are exact; scales multiply them in float32. Scale byte 0,
+// 2^-127, is taken for zero.
 //
 // Stages, and the order of sums: as in stream.cuh.
 #pragma once
@@ -21,8 +22,7 @@ __device__ __forceinline__ void put_limbs(uint8_t *vector, int at, float value) 
 #pragma unroll
   for (int apart = 16; apart > 0; apart >>= 1) top = max(top, __shfl_xor_sync(0xFFFFFFFFu, top, apart));
   const int exponent = max((int)(top >> 23), 31);  // biased; smaller values are as if they were beside 2^-96
-  // value * 2^(26 - exponent + 127), in two steps that float32 holds
-  const float scaled = value * __uint_as_float((254u - exponent) << 23) * 67108864.f;
+  const float scaled = value * __uint_as_float((280u - exponent) << 23);  // 2^(26 - exponent + 127)
   const int whole = __float2int_rn(top < 0x7F800000u ? scaled : 0.f);
   const uint32_t own = (uint32_t)(whole >> 21 & 255) | (whole >> 14 & 127) << 8 | (whole >> 7 & 127) << 16 | (uint32_t)(whole & 127) << 24;
   // lane j of 4 gets limb j of all of them

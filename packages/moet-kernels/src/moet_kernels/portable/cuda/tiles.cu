@@ -29,10 +29,10 @@ template <int CODEC> __device__ __forceinline__ void ordered(const uint4 *from, 
 }
 // Each vector's columns in the order of `place_of`; a thread has 32.
 extern "C" __global__ void __launch_bounds__(128) order(const __grid_constant__ OrderArgs a) {
-  int at = (blockIdx.x * 128 + threadIdx.x) * 32;
+  int at = (blockIdx.y * 128 + threadIdx.x) * 32;
   if (at >= a.k) return;
-  const uint4 *from = (const uint4 *)(a.x + (size_t)blockIdx.y * a.k + at);
-  uint4 *to = (uint4 *)(a.out + (size_t)blockIdx.y * a.k + at);
+  const uint4 *from = (const uint4 *)(a.x + (size_t)blockIdx.x * a.k + at);
+  uint4 *to = (uint4 *)(a.out + (size_t)blockIdx.x * a.k + at);
   if (a.w2) ordered<W2>(from, to);
   else ordered<FP4_MX>(from, to);
 }

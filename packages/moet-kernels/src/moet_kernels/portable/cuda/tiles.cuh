@@ -184,7 +184,7 @@ template <bool DOWN, int CODEC, int N, int RB, int WG, int S> __device__ __force
     stage = next;
   }
 
-  float scales[2] = {CODEC == W2 ? 0.5f : 1.f, CODEC == W2 ? 0.5f : 1.f};
+  float scales[2] = {1, 1};
   if (CODEC == FP4_NV) {
     const float *at = (const float *)(row + a.tensor_scales);
     scales[0] = DOWN ? at[2] : at[0], scales[1] = at[1];
