@@ -70,63 +70,17 @@ __device__ __forceinline__ float joined(int high, int low, const Multipliers &m)
   return __uint_as_float(mad(low, m.by1, mad(high, m.by128, 0x4B400000u))) - 12582912.f;
 }
 
-// What a warp copies and computes; the template parameters are those of stream.cuh.
-template <bool DOWN, int RB, int KS, int NW, int G, int S> struct Integers {
-  static constexpr int CODE = 512, SCALE = 64, STAGE = G * RB * (CODE + SCALE), WARPS = KS * NW;
-  static constexpr int PIECES = G * SCALE / 16, OWN = DOWN ? RB : RB / 2, MOST = 4;
-  const Args &a;
-  const uint8_t *row, *stages;
-  float *sums;             // [warp][row block][16 rows][MOST]
+// What a warp computes of what it copies; the template parameters are those of `Copies`.
+template <bool DOWN, int RB, int KS, int NW, int G, int S> struct Integers : Copies<DOWN, 512, 64, RB, KS, NW, G, S> {
+  using Loads = Copies<DOWN, 512, 64, RB, KS, NW, G, S>;
+  using Loads::a, Loads::lane, Loads::warp, Loads::nw, Loads::ks, Loads::chunks, Loads::n, Loads::stages;
+  static constexpr int CODE = 512, SCALE = 64, STAGE = Loads::STAGE, WARPS = Loads::WARPS, OWN = Loads::OWN, MOST = 4;
+  float *sums;  // [warp][row block][16 rows][MOST]
   const int (&chosen)[MOST];
-  uint32_t levels;         // -4, -1, 1, 4
-  int lane, g, t, warp, nw, ks;
-  int chunks, blocks, begin, end, n;
-  int put, put_i;  // tile and turn that is copied next
-  const uint8_t *code_at[RB], *scale_at;
+  uint32_t levels;  // -4, -1, 1, 4
+  int g, t;
 
-  __device__ __forceinline__ Integers(const Args &args, const uint8_t *from, uint8_t *memory, float *results, const int (&of)[MOST]) : a(args), row(from), stages(memory), sums(results), chosen(of) {
-    lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x >> 5, 0), nw = warp / KS, ks = warp % KS;  // all lanes' the same, as the compiler sees
-    chunks = a.k >> 7, blocks = a.rows >> 4;
-    const int tiles = (blocks + OWN * NW - 1) / (OWN * NW);
-    begin = blockIdx.x * a.strip, end = min(begin + a.strip, tiles);
-    n = ((chunks + G - 1) / G - ks + KS - 1) / KS;
-  }
-
-  __device__ __forceinline__ void aim(int tile) {
-    auto block_of = [&](int r) { return min((tile * NW + nw) * OWN + r % OWN, blocks - 1) + r / OWN * blocks; };
-#pragma unroll
-    for (int r = 0; r < RB; r++) code_at[r] = row + (unsigned)(a.codes + (block_of(r) * chunks + ks * G) * CODE + lane * 16);
-    scale_at = row + (unsigned)(a.scales + (block_of(min(lane / PIECES, RB - 1)) * chunks + ks * G) * SCALE + lane % PIECES * 16);
-  }
-
-  __device__ __forceinline__ void copy(uint32_t stage) {
-    if (put < end && n > 0) {
-      const int own_chunks = G == 1 ? 1 : min(G, chunks - (put_i * KS + ks) * G);  // the last turn may have fewer
-      const uint32_t to = (uint32_t)__cvta_generic_to_shared(stages) + warp * S * STAGE + stage + lane * 16;
-#pragma unroll
-      for (int r = 0; r < RB; r++) {
-#pragma unroll
-        for (int c = 0; c < G; c++)
-          if (c == 0 || c < own_chunks) copy16(to + (r * G + c) * CODE, code_at[r] + c * CODE);
-        code_at[r] += KS * G * CODE;
-      }
-      if (lane < RB * PIECES && lane % PIECES < own_chunks * (SCALE / 16)) copy16(to + RB * G * CODE, scale_at);
-      scale_at += KS * G * SCALE;
-      if (++put_i == n) {
-        put_i = 0;
-        if (++put < end) aim(put);
-      }
-    }
-    commit();
-  }
-
-  __device__ __forceinline__ void prefetch() {
-    put = begin, put_i = 0;
-    aim(put);
-#pragma unroll
-    for (int d = 0; d < S - 1; d++) copy(d * STAGE);
-  }
+  __device__ __forceinline__ Integers(const Args &args, const uint8_t *row, const uint8_t *memory, float *results, const int (&of)[MOST]) : Loads(args, row, memory), sums(results), chosen(of), g(lane >> 2), t(lane & 3) {}
 
   // The tiles times `here` vectors, two for each of P products.
   template <int P> __device__ __forceinline__ void compute(int here) {
@@ -148,7 +102,7 @@ template <bool DOWN, int RB, int KS, int NW, int G, int S> struct Integers {
     int at = 0;
     load(0);
     uint32_t stage = 0, free_stage = (S - 1) * STAGE;
-    for (int tile = begin; tile < end; tile++) {
+    for (int tile = this->begin; tile < this->end; tile++) {
       float sum[P][RB][2];
 #pragma unroll
       for (int p = 0; p < P; p++) {
@@ -159,12 +113,12 @@ template <bool DOWN, int RB, int KS, int NW, int G, int S> struct Integers {
       for (int i = 0; i < n; i++) {
         wait_for_copies<S - 2>();
         __syncwarp();  // scales are another lane's copies; and all have read the stage that is free
-        copy(free_stage);
+        this->copy(free_stage);
         free_stage = stage;
         const uint8_t *from = stages + warp * S * STAGE + stage;
         stage = stage == (S - 1) * STAGE ? 0 : stage + STAGE;
         const int next_at = i + 1 < n ? at + KS * G * LIMBED : 0;
-        const int own_chunks = G == 1 ? 1 : min(G, chunks - (i * KS + ks) * G);
+        const int own_chunks = this->own_chunks(i);
 #pragma unroll
         for (int chunk = 0; chunk < G; chunk++) {
           if (chunk > 0 && chunk >= own_chunks) break;

@@ -72,3 +72,65 @@ template <bool DOWN, int MOST> __device__ __forceinline__ int slot_to_compute(co
   }
   return pairs.first == pair && other < 0 ? slot : -1;
 }
+
+// What a warp copies of an expert's matrix, asynchronously, into stages of its own; a lane's 16 bytes are its own codes.
+//
+// RB row blocks of 16 a warp, half of them gate and half up if not DOWN; KS warps share the columns, in
+// turns of G chunks of 128; NW such groups a block; S stages. CODE and SCALE: bytes of 16 rows, 128 columns.
+template <bool DOWN, int CODE, int SCALE, int RB, int KS, int NW, int G, int S> struct Copies {
+  static constexpr int STAGE = G * RB * (CODE + SCALE), WARPS = KS * NW;
+  static constexpr int PIECES = G * SCALE / 16, OWN = DOWN ? RB : RB / 2;
+  const Args &a;
+  const uint8_t *row, *stages;
+  int lane, warp, nw, ks;
+  int chunks, blocks, begin, end, n;  // blocks: of each of gate and up; tiles from begin to end, of n turns each
+  int put, put_i;                     // tile and turn that is copied next
+  const uint8_t *code_at[RB], *scale_at;
+
+  __device__ __forceinline__ Copies(const Args &args, const uint8_t *from, const uint8_t *memory) : a(args), row(from), stages(memory) {
+    lane = threadIdx.x & 31;
+    warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x >> 5, 0), nw = warp / KS, ks = warp % KS;  // all lanes' the same, as the compiler sees
+    chunks = a.k >> 7, blocks = a.rows >> 4;
+    const int tiles = (blocks + OWN * NW - 1) / (OWN * NW);
+    begin = blockIdx.x * a.strip, end = min(begin + a.strip, tiles);
+    n = ((chunks + G - 1) / G - ks + KS - 1) / KS;
+  }
+
+  // The last turn may have fewer chunks.
+  __device__ __forceinline__ int own_chunks(int turn) const { return G == 1 ? 1 : min(G, chunks - (turn * KS + ks) * G); }
+
+  __device__ __forceinline__ void aim(int tile) {
+    auto block_of = [&](int r) { return min((tile * NW + nw) * OWN + r % OWN, blocks - 1) + r / OWN * blocks; };
+#pragma unroll
+    for (int r = 0; r < RB; r++) code_at[r] = row + (unsigned)(a.codes + (block_of(r) * chunks + ks * G) * CODE + lane * 16);
+    scale_at = row + (unsigned)(a.scales + (block_of(min(lane / PIECES, RB - 1)) * chunks + ks * G) * SCALE + lane % PIECES * 16);
+  }
+
+  __device__ __forceinline__ void copy(uint32_t stage) {
+    if (put < end && n > 0) {
+      const int own = own_chunks(put_i);
+      const uint32_t to = (uint32_t)__cvta_generic_to_shared(stages) + warp * S * STAGE + stage + lane * 16;
+#pragma unroll
+      for (int r = 0; r < RB; r++) {
+#pragma unroll
+        for (int part = 0; part < G * CODE; part += 512)
+          if (part < CODE || part < own * CODE) copy16(to + r * G * CODE + part, code_at[r] + part);
+        code_at[r] += KS * G * CODE;
+      }
+      if (lane < RB * PIECES && lane % PIECES < own * (SCALE / 16)) copy16(to + RB * G * CODE, scale_at);
+      scale_at += KS * G * SCALE;
+      if (++put_i == n) {
+        put_i = 0;
+        if (++put < end) aim(put);
+      }
+    }
+    commit();
+  }
+
+  __device__ __forceinline__ void prefetch() {
+    put = begin, put_i = 0;
+    aim(put);
+#pragma unroll
+    for (int d = 0; d < S - 1; d++) copy(d * STAGE);
+  }
+};

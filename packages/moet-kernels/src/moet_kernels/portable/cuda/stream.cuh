@@ -38,18 +38,15 @@ template <bool ORDERED> struct Vector {
   }
 };
 
-// RB row blocks of 16 a warp, half of them gate and half up; KS warps share the columns, in turns
-// of G chunks of 128; NW such groups a block; S stages; SUMS places to add in.
+// SUMS places to add in; the other template parameters are those of `Copies`.
 template <bool DOWN, int CODEC, int RB, int KS, int NW, int G, int S, int SUMS> __device__ __forceinline__ void stream(const Args &a) {
   constexpr int CODE = 1024, SCALE = CODEC == FP4_NV ? 128 : 64;  // of 16 rows, 128 columns
-  constexpr int STAGE = G * RB * (CODE + SCALE), WARPS = KS * NW;
-  constexpr int PIECES = G * SCALE / 16, OWN = DOWN ? RB : RB / 2;
+  using Loads = Copies<DOWN, CODE, SCALE, RB, KS, NW, G, S>;
+  constexpr int STAGE = Loads::STAGE, WARPS = Loads::WARPS, OWN = Loads::OWN;
   constexpr bool SHARED_SUMS = KS > 1 || !DOWN;
   __shared__ __align__(16) uint8_t stages[WARPS * S * STAGE];
   __shared__ float sums[SHARED_SUMS ? SUMS * WARPS * RB * 128 : 1];
   __shared__ int chosen[8];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-  const int nw = warp / KS, ks = warp % KS;
 
   start_dependents();
   Pairs<8> pairs;
@@ -61,50 +58,13 @@ template <bool DOWN, int CODEC, int RB, int KS, int NW, int G, int S, int SUMS> 
   const int count = pairs.count;
 
   const uint8_t *row = a.pool + slot * a.row_bytes;
-  const int chunks = a.k >> 7, blocks = a.rows >> 4;  // blocks: of each of gate and up
-  const int tiles = (blocks + OWN * NW - 1) / (OWN * NW);
-  const int begin = blockIdx.x * a.strip, end = min(begin + a.strip, tiles);
-  const int turns = (chunks + G - 1) / G, n = (turns - ks + KS - 1) / KS;
+  Loads loads(a, row, stages);
+  const int lane = loads.lane, warp = loads.warp, nw = loads.nw, ks = loads.ks, n = loads.n, g = lane >> 2, t = lane & 3;
   float scales[2] = {1, 1};
   if (CODEC == FP4_NV) {
     const float *at = (const float *)(row + a.tensor_scales);
     scales[0] = DOWN ? at[2] : at[0], scales[1] = at[1];
   }
-
-  const uint32_t own_at = (uint32_t)__cvta_generic_to_shared(stages) + warp * S * STAGE;
-  int put = 0, put_i = 0;  // tile and chunk that is copied next
-  unsigned code_at[RB], scale_at;  // of it, bytes into the row
-  auto block_of = [&](int tile, int r) {
-    int block = min((tile * NW + nw) * OWN + r % OWN, blocks - 1);
-    return block + r / OWN * blocks;
-  };
-  auto aim = [&](int tile) {
-#pragma unroll
-    for (int r = 0; r < RB; r++) code_at[r] = a.codes + (block_of(tile, r) * chunks + ks * G) * CODE + lane * 16;
-    int r = min(lane / PIECES, RB - 1);
-    scale_at = a.scales + (block_of(tile, r) * chunks + ks * G) * SCALE + lane % PIECES * 16;
-  };
-  auto copy = [&](uint32_t stage) {
-    if (put < end && n > 0) {
-      // the last turn may have a chunk less
-      const int own_chunks = G == 1 ? 1 : min(G, chunks - (put_i * KS + ks) * G);
-      uint32_t to = own_at + stage + lane * 16;
-#pragma unroll
-      for (int r = 0; r < RB; r++) {
-#pragma unroll
-        for (int part = 0; part < G * CODE; part += 512)
-          if (part < CODE || part < own_chunks * CODE) copy16(to + r * G * CODE + part, row + code_at[r] + part);
-        code_at[r] += KS * G * CODE;
-      }
-      if (lane < RB * PIECES && lane % PIECES < own_chunks * (SCALE / 16)) copy16(to + RB * G * CODE, row + scale_at);
-      scale_at += KS * G * SCALE;
-      if (++put_i == n) {
-        put_i = 0;
-        if (++put < end) aim(put);
-      }
-    }
-    commit();
-  };
 
   int buffer = 0;
   for (int start = 0; start < count; start += 8) {
@@ -112,10 +72,7 @@ template <bool DOWN, int CODEC, int RB, int KS, int NW, int G, int S, int SUMS> 
       __syncthreads();
       pairs.choose(a, start, chosen);
     }
-    put = begin, put_i = 0;
-    aim(put);
-#pragma unroll
-    for (int d = 0; d < S - 1; d++) copy(d * STAGE);
+    loads.prefetch();
     __syncthreads();
     if (start == 0 && a.after) wait_for_dependencies();
     const int here = min(count - start, 8);
@@ -125,7 +82,7 @@ template <bool DOWN, int CODEC, int RB, int KS, int NW, int G, int S, int SUMS> 
     Vector<DOWN> x;
     x.load(x_at);
     uint32_t stage = 0, free_stage = (S - 1) * STAGE;
-    for (int tile = begin; tile < end; tile++) {
+    for (int tile = loads.begin; tile < loads.end; tile++) {
       float sum[RB][4];
 #pragma unroll
       for (int r = 0; r < RB; r++) sum[r][0] = sum[r][1] = sum[r][2] = sum[r][3] = 0;
@@ -133,12 +90,12 @@ template <bool DOWN, int CODEC, int RB, int KS, int NW, int G, int S, int SUMS> 
       for (int i = 0; i < n; i++) {
         wait_for_copies<S - 2>();
         __syncwarp();  // scales are another lane's copies; and all have read the stage that is free
-        copy(free_stage);
+        loads.copy(free_stage);
         free_stage = stage;
         const uint8_t *from = stages + warp * S * STAGE + stage;
         stage = stage == (S - 1) * STAGE ? 0 : stage + STAGE;
         const char *next_x = i + 1 < n ? x_at + KS * G * 256 : x_begin;
-        const int own_chunks = G == 1 ? 1 : min(G, chunks - (i * KS + ks) * G);
+        const int own_chunks = loads.own_chunks(i);
 #pragma unroll
         for (int chunk = 0; chunk < G; chunk++) {
           if (chunk > 0 && chunk >= own_chunks) break;
