@@ -17,6 +17,7 @@ from moet_kernels.portable.build import (
     read_manifest,
 )
 from moet_kernels.portable.cuts import CUTS, cut_of, include_text
+from moet_kernels.portable.module import NativeError
 from moet_kernels.portable.native_tiles import cubin_path
 from moet_kernels.portable.tier import Tier
 from moet_kernels.sass.tools import have_tools, tool_version
@@ -95,7 +96,7 @@ def test_more_experts_a_token_than_the_division_is_exact_for_are_tritons(monkeyp
 def test_a_refused_launch_names_kernel_and_device():
     kernels = object.__new__(native.Native)
     kernels.device = GPU
-    with pytest.raises(native.NativeError, match=r"launch of down_w2 on cuda:0 .* says 719"):
+    with pytest.raises(NativeError, match=r"launch of down_w2 on cuda:0 .* says 719"):
         kernels.check((719,), "down_w2")
 
 
@@ -112,7 +113,7 @@ def hopper(monkeypatch):
 def test_kernels_that_do_not_load_are_told_once_and_triton_computes(hopper, monkeypatch):
     def refuse(_device, _image, *, overlap):
         assert overlap
-        raise native.NativeError("the CUDA driver says CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
+        raise NativeError("the CUDA driver says CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
 
     monkeypatch.setattr(native, "Native", refuse)
     with pytest.warns(UserWarning, match=r"cuda:0 \(the CUDA driver says CUDA_ERROR_UNSUPPORTED"):

@@ -9,7 +9,7 @@ from moet_core.codecs import codec_names
 from moet_core.row import row_layout
 from moet_kernels import arch
 from moet_kernels.portable import many, native_tiles
-from moet_kernels.portable.native import NativeError
+from moet_kernels.portable.module import NativeError
 from moet_kernels.portable.tier import Tier
 from moet_kernels.portable.tile_cuts import TILE_CUTS, tile_cut
 

@@ -9,13 +9,7 @@ from numpy.typing import NDArray
 from moet_kernels.sass.errors import Fault
 from moet_kernels.sass.float_ops import from_integer
 from moet_kernels.sass.machine import WARP, File, Machine, Mask, Operation, Words
-from moet_kernels.sass.matrix_ops import (
-    _C_COLUMNS,
-    _C_ROWS,
-    _fragment,
-    _places,
-    _whole_warps,
-)
+from moet_kernels.sass.matrix_ops import _fragment, _places, _whole_warps, write_words
 from moet_kernels.sass.memory_ops import _addresses
 from moet_kernels.sass.operands import Operand
 from moet_kernels.sass.source import Statement
@@ -174,13 +168,8 @@ def _byte_product(machine: Machine, file: File, statement: Statement, mask: Mask
     matrix_a, matrix_b = np.zeros((len(warps), 16, 32)), np.zeros((len(warps), 32, 8))
     matrix_a[:, rows, columns] = _fragment(machine, file, a, 4, mask, warps, np.int8)
     matrix_b[:, b_rows, b_columns] = _fragment(machine, file, b, 2, mask, warps, np.int8)
-    result = (matrix_a @ matrix_b).astype(np.int32)[:, _C_ROWS, _C_COLUMNS].view(np.uint32)
-    spread = np.zeros((machine.warps, WARP), bool)
-    spread[warps] = True
-    for part in range(4):
-        full = np.zeros((machine.warps, WARP), np.uint32)
-        full[warps] = result[:, part]
-        machine.write(file, d.values[0] + part, full.reshape(-1), spread.reshape(-1))
+    result = (matrix_a @ matrix_b).astype(np.int32).view(np.uint32)
+    write_words(machine, file, d, result, warps)
 
 
 def _save_predicates(machine: Machine, file: File, statement: Statement, mask: Mask) -> None:

@@ -1,14 +1,15 @@
 """A file of compiled CUDA kernels on one device: loaded, and launched on the current stream."""
 
-from collections.abc import Iterable
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 
 from moet_core.errors import MoetError
 from moet_kernels.launching import Parameters
 
-__all__ = ["Module", "NativeError"]
+__all__ = ["Module", "NativeError", "index_of", "loaded"]
 
 
 class NativeError(MoetError):
@@ -103,3 +104,31 @@ class Module:
         attribute.value.programmaticStreamSerializationAllowed = 1
         config.attrs, config.numAttrs = [attribute], 1
         self.check(driver.cuLaunchKernelEx(config, function, 0, parameters.address), name)
+
+
+ModuleT = TypeVar("ModuleT", bound=Module)
+
+
+def index_of(device: torch.device) -> int:
+    """Return the number of a GPU, the current one's if the device has none."""
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def loaded(what: str, index: int, load: Callable[[torch.device], ModuleT]) -> ModuleT | None:
+    """Load kernels for a GPU; None, after a warning that says why, where they do not load.
+
+    Args:
+        what: What the kernels compute, for the warning.
+        index: Of the GPU.
+        load: Makes the module, or raises NativeError or OSError.
+    """
+    device = torch.device("cuda", index)
+    try:
+        return load(device)
+    except (NativeError, OSError) as error:
+        warnings.warn(
+            f"The CUDA kernels of {what} do not load on {device} ({error}); slower Triton kernels "
+            "compute instead.",
+            stacklevel=3,
+        )
+        return None

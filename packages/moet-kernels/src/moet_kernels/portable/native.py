@@ -2,7 +2,6 @@
 
 import functools
 import struct
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from moet_core.row import RowLayout
 from moet_kernels import arch
 from moet_kernels.portable.cuts import CHUNK, CUTS, Cut, cut_of, limbed_bytes, pack_arguments
-from moet_kernels.portable.module import Module, NativeError
+from moet_kernels.portable.module import Module, index_of, loaded
 from moet_kernels.portable.tier import Tier
 
 __all__ = ["FOLDER", "Native", "native_for", "ptx_path", "takes"]
@@ -231,22 +230,16 @@ def native_for(device: torch.device) -> Native | None:
     """Return the CUDA kernels for a device; None where Triton's compute, with a warning once."""
     if arch.capability(device) is None:
         return None  # the interpreter
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return _loaded(index)
+    return _loaded(index_of(device))
 
 
 @functools.cache
 def _loaded(index: int) -> Native | None:
-    device = torch.device("cuda", index)
+    return loaded("decode steps", index, _load)
+
+
+def _load(device: torch.device) -> Native:
     major, minor = torch.cuda.get_device_capability(device)
     number = next(version for version in VERSIONS if version <= 10 * major + minor)
-    try:
-        image = ptx_path(number).read_bytes() + b"\0"
-        return Native(device, image, overlap=number >= 90)
-    except (NativeError, OSError) as error:
-        warnings.warn(
-            f"The CUDA kernels of decode steps do not load on {device} ({error}); slower Triton "
-            "kernels compute instead.",
-            stacklevel=2,
-        )
-        return None
+    image = ptx_path(number).read_bytes() + b"\0"
+    return Native(device, image, overlap=number >= 90)

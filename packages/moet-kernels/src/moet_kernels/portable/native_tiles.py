@@ -1,7 +1,6 @@
 """Loading and launching the CUDA kernels of prefill, which only sm_90 runs."""
 
 import functools
-import warnings
 from pathlib import Path
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from moet_core.row import RowLayout
 from moet_kernels import arch
-from moet_kernels.portable.module import Module, NativeError
+from moet_kernels.portable.module import Module, index_of, loaded
 from moet_kernels.portable.native import FOLDER
 from moet_kernels.portable.tier import Tier
 from moet_kernels.portable.tile_cuts import (
@@ -133,19 +132,9 @@ def tiles_for(device: torch.device) -> Tiles | None:
     """
     if not arch.runs_sm90(device):
         return None
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return _loaded(index)
+    return _loaded(index_of(device))
 
 
 @functools.cache
 def _loaded(index: int) -> Tiles | None:
-    device = torch.device("cuda", index)
-    try:
-        return Tiles(device, cubin_path().read_bytes())
-    except (NativeError, OSError) as error:
-        warnings.warn(
-            f"The CUDA kernels of prefill do not load on {device} ({error}); slower Triton "
-            "kernels compute instead.",
-            stacklevel=2,
-        )
-        return None
+    return loaded("prefill", index, lambda device: Tiles(device, cubin_path().read_bytes()))

@@ -19,7 +19,7 @@ from moet_kernels.sass.operands import Operand
 from moet_kernels.sass.source import Statement
 from moet_kernels.sass.values import raw
 
-__all__ = ["E4M3", "OPERATIONS", "truncated_sum"]
+__all__ = ["E4M3", "OPERATIONS", "truncated_sum", "write_words"]
 
 _G, _T = np.arange(WARP) >> 2, np.arange(WARP) & 3
 _ALIGNED_BITS = 25  # fraction bits kept below the largest term; see truncated_sum
@@ -225,13 +225,21 @@ def _accumulator(
 def _write_result(
     machine: Machine, file: File, operand: Operand, result: NDArray, warps: NDArray
 ) -> None:
-    words: Words = result[:, _C_ROWS, _C_COLUMNS].astype(np.float32).view(np.uint32)
+    words: Words = result.astype(np.float32).view(np.uint32)
     words = np.where(np.isnan(words.view(np.float32)), np.uint32(0x7FFFFFFF), words)
+    write_words(machine, file, operand, words, warps)
+
+
+def write_words(
+    machine: Machine, file: File, operand: Operand, words: Words, warps: NDArray
+) -> None:
+    """Write a product of warps, [warps, 16, 8], to the four registers of an operand."""
+    of_registers = words[:, _C_ROWS, _C_COLUMNS]
     spread = np.zeros((machine.warps, WARP), bool)
     spread[warps] = True
     for part in range(4):
         full = np.zeros((machine.warps, WARP), np.uint32)
-        full[warps] = words[:, part]
+        full[warps] = of_registers[:, part]
         machine.write(file, operand.values[0] + part, full.reshape(-1), spread.reshape(-1))
 
 
