@@ -9,6 +9,7 @@ import torch
 from moet_core.row import decode_row, encode_expert, row_layout
 from moet_core.samples import typical_source
 from moet_core.sources import Nvfp4Source
+from moet_kernels import experts
 from moet_kernels.portable.tier import Tier
 from moet_kernels.sm120.activations import dequantise, quantise
 from moet_kernels.sm120.cases import DECODE
@@ -88,6 +89,37 @@ def tier(codec, hidden, intermediate, slots, seed=0):
     slot_of = torch.tensor(slots, dtype=torch.int32)
     rows = rows_of(codec, hidden, intermediate, int(slot_of.max()) + 1, seed)
     return Tier(torch.from_numpy(rows), slot_of, row_layout(codec, hidden, intermediate))
+
+
+def check_shards(layer, codec, arguments):
+    """Each rank's row holds its columns; the sum of ranks is the layer, up to rounding."""
+    shapes = [(256, 128)] * 2 + [(128, 256)]
+    sources = [typical_source("fp32", *shape, seed=i) for i, shape in enumerate(shapes)]
+    slot_of = torch.zeros(1, dtype=torch.int32)
+    total = np.zeros(arguments[0].shape)
+    for rank in range(2):
+        row = torch.from_numpy(encode_expert(codec, *sources, rank=rank, size=2))[None]
+        shard = Tier(row, slot_of, row_layout(codec, 128, 128))
+        total += check(layer, *arguments, shard).double().numpy()
+    row = torch.from_numpy(encode_expert(codec, *sources))[None]
+    whole = Tier(row, slot_of, row_layout(codec, 128, 256))
+    want = check(layer, *arguments, whole).double().numpy()
+    assert np.abs(total - want).max() <= 2.0**-6 * np.abs(want).max()
+
+
+def check_tinymoe(layer, arguments, base, fine, largest):
+    """The layer against the reference, which keeps bfloat16 activations."""
+    out = check(layer, *arguments, base, fine)
+    reference = experts.experts(
+        *arguments,
+        base.pool,
+        base.slot_of,
+        hidden=128,
+        intermediate=64,
+        fine=fine,
+        swiglu_limit=LIMIT,
+    )
+    assert (out - reference).float().norm() <= largest * reference.float().norm()
 
 
 def tinymoe_tiers(routed):

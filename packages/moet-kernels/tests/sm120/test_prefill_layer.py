@@ -5,10 +5,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sm120_layers import LIMIT, TINYMOE, batch, check, stated, tier, tinymoe_tiers
+from sm120_layers import (
+    LIMIT,
+    TINYMOE,
+    batch,
+    check,
+    check_shards,
+    check_tinymoe,
+    stated,
+    tier,
+    tinymoe_tiers,
+)
 
-from moet_core.row import encode_expert, row_layout
-from moet_core.samples import typical_source
+from moet_core.row import row_layout
 from moet_kernels import arch, experts
 from moet_kernels.portable.tier import Tier
 from moet_kernels.sm120 import layer as layers
@@ -93,18 +102,7 @@ def test_a_streamed_layer_has_the_same_bits(monkeypatch, layer):
 
 
 def test_shards_add_up_to_the_whole(layer):
-    """Each rank's row holds its columns; the sum of ranks is the layer, up to rounding."""
-    shapes = [(256, 128)] * 2 + [(128, 256)]
-    sources = [typical_source("fp32", *shape, seed=i) for i, shape in enumerate(shapes)]
-    arguments = batch(17, 128, 1, 1)
-    total, slot_of = np.zeros((17, 128)), torch.zeros(1, dtype=torch.int32)
-    for rank in range(2):
-        row = torch.from_numpy(encode_expert("fp4-mx", *sources, rank=rank, size=2))[None]
-        shard = Tier(row, slot_of, row_layout("fp4-mx", 128, 128))
-        total += check(layer, *arguments, shard).double().numpy()
-    row = torch.from_numpy(encode_expert("fp4-mx", *sources))[None]
-    want = check(layer, *arguments, Tier(row, slot_of, row_layout("fp4-mx", 128, 256)))
-    assert np.abs(total - want.double().numpy()).max() <= 2.0**-6 * want.abs().max()
+    check_shards(layer, "fp4-mx", batch(17, 128, 1, 1))
 
 
 def test_a_layer_of_real_width(layer):
@@ -119,18 +117,8 @@ def test_tinymoes_layer(layer):
     base, fine = tinymoe_tiers(routed)
     arguments = batch(24, 128, 6, routed)
     for fine_tier in (None, fine):
-        out = check(layer, *arguments, base, fine_tier)
-        reference = experts.experts(
-            *arguments,
-            base.pool,
-            base.slot_of,
-            hidden=128,
-            intermediate=64,
-            fine=fine_tier,
-            swiglu_limit=LIMIT,
-        )
-        # the reference keeps bfloat16 activations; E4M3 ones cost a few percent
-        assert (out - reference).float().norm() <= 0.08 * reference.float().norm()
+        # E4M3 activations cost a few percent
+        check_tinymoe(layer, arguments, base, fine_tier, 0.08)
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int64])
